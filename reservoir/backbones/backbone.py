@@ -1,7 +1,7 @@
 """A frozen sequence model behind one interface, whatever its family; its attention maps and numbers of parameters."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from reservoir import devices
 from reservoir.backbones.block_loop import BlockLoop, run_block
-from reservoir.backbones.family import GROUPS, Family, attention_name
+from reservoir.backbones.family import GROUPS, Family, attention_name, copy_numbers
 from reservoir.backbones.gpt2 import Projection
 from reservoir.backbones.streaming import StreamedBlocks
 from reservoir.column import block_name, check_layers, layer_names
@@ -54,7 +54,8 @@ class Backbone(nn.Module):
         self.max_tokens = self.shape.max_tokens  # None if unlimited
         self.causal = self.shape.causal  # of a generic family, tests decide it
         self.compute = "float32"  # one of `PRECISIONS`
-        self.can_pad = True  # whether rows of several lengths can be in one batch; tests decide it, too
+        # Whether rows of several lengths can be in one batch; tests of a generic family decide it, too.
+        self.can_pad = not _scales_by_longest_row(config.to_dict())
         self.allows_bfloat16 = family.allows_bfloat16
         # SHA-256 of the tensors of a file as they are stored, and of the rule by which they are dequantised; None for
         # weights that are not quantised.
@@ -68,6 +69,8 @@ class Backbone(nn.Module):
             _replace(model, path, nn.Identity())
         if depth is not None:
             _replace(model, family.blocks, self.blocks[:depth])
+            if family.is_generic:
+                copy_numbers(self.blocks, family.loader.outline(config).get_submodule(family.stored_blocks))
         # Only the matrices of blocks may be in half precision, see `set_compute`.
         matrices = {module for module in self.blocks.modules() if isinstance(module, MATRICES)}
         for module in self.model.modules():
@@ -299,6 +302,17 @@ class Backbone(nn.Module):
         # The first group of which a text occurs in the name counts.
         groups = self.family.groups.items()
         return next(group for group, texts in groups if any(text in parameter for text in texts))
+
+
+def _scales_by_longest_row(settings: Mapping[str, Any]) -> bool:
+    """Return whether a configuration, at any depth, has rotary positions of the type ``longrope``.
+
+    Their frequencies depend on the longest row of a batch: transformers takes others if it is longer than the texts of
+    the first pretraining.
+    """
+    return settings.get("rope_type") == "longrope" or any(
+        _scales_by_longest_row(value) for value in settings.values() if isinstance(value, Mapping)
+    )
 
 
 def _to_float32(module: nn.Module) -> None:

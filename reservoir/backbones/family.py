@@ -162,6 +162,21 @@ def set_depth(config: Any, setting: str, depth: int) -> None:
             setattr(config, name, values[:depth])
 
 
+def copy_numbers(blocks: nn.Module, whole_blocks: nn.Module) -> None:
+    """Give the first blocks of a model the numbers that the blocks of the whole model have as attributes.
+
+    Some models, such as ESM-C, divide what a block adds by the root of the number of blocks. ``blocks`` were built as
+    those of a smaller model. ``whole_blocks`` need no memory for their weights.
+    """
+    whole_modules = dict(whole_blocks.named_modules())
+    for path, module in blocks.named_modules():
+        attributes = vars(module)
+        for name, value in vars(whole_modules.get(path, module)).items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and name in attributes:
+                attributes[name] = value
+
+
 def _shrink_text(config: Any, depth: int | None) -> None:
     """Set the number of blocks in place, unless it is None."""
     if depth is not None:

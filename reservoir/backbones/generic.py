@@ -124,11 +124,17 @@ _PARTS: dict[str, Parts] = {}
 def generic_family(config: Any) -> Family:
     """Return the family of a configuration of transformers whose model type is not a family described by hand.
 
+    A sparse attention of BigBird becomes full attention in the configuration.
+
     Raises
     ------
     InputError
         If the model cannot be run on vectors, with the reason.
     """
+    # The first short batch turns sparse attention into full attention for good, so that the features of long rows would
+    # depend on the batches before.
+    if getattr(config, "attention_type", None) == "block_sparse":
+        config.attention_type = "original_full"
     model_class = _class_of(config)
     parts = _parts_of(config)
     reads = _native_data(parts)

@@ -94,7 +94,7 @@ def _check_and_describe(backbone: Backbone) -> None:
     """
     # An earlier call, in another precision, may have set other values than the tests need. `_is_safe_to_pad` needs a
     # backbone that does not refuse padding.
-    backbone.can_pad = True
+    may_pad, backbone.can_pad = backbone.can_pad, True
     if isinstance(backbone.model, VectorModel):
         model = backbone.model
         # With positions, the layers would not be those of transformers, and any blocks would seem to see the order of
@@ -105,7 +105,7 @@ def _check_and_describe(backbone: Backbone) -> None:
     else:
         _check_embeddings(backbone)
     backbone.causal = _is_causal(backbone)
-    backbone.can_pad = backbone.causal or _is_safe_to_pad(backbone)
+    backbone.can_pad = may_pad and (backbone.causal or _is_safe_to_pad(backbone))
 
 
 def _runs_in_half(backbone: Backbone, half_matrices: Sequence[nn.Module]) -> bool:

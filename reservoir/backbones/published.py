@@ -348,13 +348,14 @@ def _audio(name: str) -> Family:
 
 def _llama_shape(config: Any) -> Shape:
     """Return the shape of a model of the form of Llama."""
-    # Only variants of Gemma have the setting.
+    # Only variants of Gemma have the first setting. Any configuration may have the second, which transformers obeys.
     is_bidirectional = getattr(config, "use_bidirectional_attention", None)
+    is_causal = getattr(config, "is_causal", True)
     return Shape(
         depth=config.num_hidden_layers,
         width=config.hidden_size,
         max_tokens=config.max_position_embeddings,
-        causal=not is_bidirectional,
+        causal=is_causal and not is_bidirectional,
     )
 
 

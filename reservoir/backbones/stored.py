@@ -54,7 +54,13 @@ def open_folder(folder: Path) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for path in paths:
         file = safe_open(path, framework="pt")
-        tensors |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        tensors_of_file = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        # The parts of two models, such as an older one, would become a mixture of both.
+        if repeated := sorted(tensors.keys() & tensors_of_file.keys()):
+            raise ValueError(
+                f"{path.name} and another file have the tensor {repeated[0]}; remove the older one"
+            )
+        tensors |= tensors_of_file
     return tensors
 
 

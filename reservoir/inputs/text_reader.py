@@ -138,7 +138,8 @@ class TextReader:
         rows = TokenRows(ids, lengths, owner)
         if not masks:
             return rows
-        maker = MaskMaker(rows, texts, encoding.get("offset_mapping", ()), self._special_ids)
+        offsets = encoding.get("offset_mapping", ())
+        maker = MaskMaker(rows, texts, offsets, self._special_ids, are_chats=self.template is not None)
         masks_by_name = {name: maker.mask(name) for name in masks if name != "words" or self.template}
         for name, mask in masks_by_name.items():
             self._texts_without_mask[name] += maker.texts_without(mask)
@@ -230,8 +231,9 @@ class TextReader:
         ):
             spans = np.array(offsets, np.int64).reshape(-1, 2)  # first letter, and letter after the last
             if self._spaces_letters:
-                # Letter n is at position 2 n, so a span from 2 n to 2 m - 1 covers the letters from n to before m.
-                spans = (spans + np.array([0, 1])) // 2
+                # Letter n is at position 2 n, so a span from 2 n to 2 m - 1 covers the letters from n to before m. Some
+                # tokenizers let a token begin with the space before its letter, at 2 n - 1.
+                spans = (spans + 1) // 2
             pieces[text].append((ids, spans))
         self._refuse_unknown_ids(encoding["input_ids"])
         return Encodings(pieces, long_texts)
@@ -427,9 +429,13 @@ def _tokens_of_letters(offsets: Sequence[tuple[int, int]], letter_ends: np.ndarr
     """
     # Special tokens are empty spans of the text, and left out.
     begins_and_numbers = [(begin, number) for number, (begin, end) in enumerate(offsets) if end > begin]
+    if not begins_and_numbers:
+        raise InputError("the tokenizer leaves out all letters of a text with labels", "leave out the row")
     token_begins, token_numbers = np.array(begins_and_numbers).T
-    # The last token of a letter is the last one that begins before the letter ends.
-    return token_numbers[np.searchsorted(token_begins, letter_ends) - 1]
+    # The last token of a letter is the last one that begins before the letter ends. The first token stands for letters
+    # before it, which the tokenizer has left out.
+    numbers_of_letters = np.searchsorted(token_begins, letter_ends) - 1
+    return token_numbers[np.maximum(numbers_of_letters, 0)]
 
 
 def _plain_vocabulary(tokenizer: Any) -> list[str]:

@@ -66,15 +66,18 @@ class MaskMaker:
         The texts, with their spans.
     offsets : sequence
         The places of the tokens of each row. They may be empty for the mask ``words``, and for ``last-prompt`` of texts
-        without answers.
+        that are not chats.
     special_ids : sequence of int
         The IDs of special tokens.
+    are_chats : bool
+        Whether a chat template has made the texts.
     """
 
     rows: TokenRows
     texts: Sequence[MarkedText]
     offsets: Sequence[Offsets]
     special_ids: Sequence[int]
+    are_chats: bool
 
     def mask(self, name: str) -> np.ndarray:
         """Return the mask of this name, (rows, longest) of bool.
@@ -121,16 +124,21 @@ class MaskMaker:
     def _last_of_prompts(self) -> np.ndarray:
         """Return the mask (rows, longest) of the last token of each prompt.
 
-        A token with letters on both sides of the end of the prompt does not belong to it.
+        A token with letters on both sides of the end of the prompt does not belong to it. A chat that the model cut
+        before the end of its prompt has none.
         """
         mask = np.zeros(self.rows.ids.shape, bool)
         for text, marked in enumerate(self.texts):
             rows_of_text = self._rows_of(text)
-            prompt_end = marked.prompt_end
             # If no answer follows, the prompt is the whole text.
-            if prompt_end is None:
+            if not self.are_chats:
                 last_row = rows_of_text[-1]
                 mask[last_row, self.rows.lengths[last_row] - 1] = True
+                continue
+            prompt_end = len(marked.text) if marked.prompt_end is None else marked.prompt_end
+            last_offsets = np.asarray(self.offsets[rows_of_text[-1]], np.int64)
+            unread = marked.text[last_offsets[:, 1].max(initial=0) : prompt_end]
+            if unread.strip():  # a tokenizer may leave out white space
                 continue
             # Search the rows of the text backwards: the last row with a token that ends by ``prompt_end`` has the last
             # token of the prompt. A special token that a tokenizer adds would have the place (0, 0), and seem to be

@@ -90,6 +90,10 @@ def _adapt_config(config: Any, vocabulary: int) -> None:
     # The special tokens of the published vocabulary have no meaning in another one.
     for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(config, token, None)
+    # A published encoder of a causal family would see the tokens that it predicts.
+    for name, causal_value in (("is_causal", True), ("use_bidirectional_attention", False)):
+        if hasattr(config, name):
+            setattr(config, name, causal_value)
     # No text is read twice, so nothing overfits, and dropout would only slow the training down.
     for name in config.to_dict():
         if name.endswith(("dropout", "pdrop", "dropout_prob")):

@@ -54,6 +54,13 @@ def change(folder, change_tensors):
     save_file(tensors, file, metadata={"format": "pt"})
 
 
+def test_parts_of_two_models_in_one_folder_are_not_mixed(copy):
+    (copy / "model.safetensors").rename(copy / "model-00001-of-00002.safetensors")
+    load_backbone(str(copy), "pretrained")
+    shutil.copy(copy / "model-00001-of-00002.safetensors", copy / "model-00001-of-00001.safetensors")
+    assert "00002.safetensors and another file have the tensor" in outcome(load_backbone, str(copy), "pretrained")
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_known_configurations_have_the_published_number_of_parameters(name):
     family, config = find(name)

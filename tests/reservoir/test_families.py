@@ -1,6 +1,7 @@
 """For every family, each layer and pooling equals a direct computation, and the trained parameters equal a list."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -101,6 +102,19 @@ def test_the_vectors_that_enter_a_model_stay_as_they_are(model, lengths):
     with torch.no_grad():
         model.backbone(embeds, None if lengths is None else torch.tensor(lengths))
     assert torch.equal(embeds, before)
+
+
+def test_a_family_of_causal_models_sees_no_padding_if_its_tokens_see_later_ones(tmp_path):
+    folder = save("qwen2", tmp_path / "qwen2")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"is_causal": False}))
+    backbone = load_backbone(str(folder), "pretrained")
+    embeds = torch.randn(2, 8, backbone.width, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        padded = backbone(embeds, torch.tensor([8, 5]))
+        alone, shorter = backbone(embeds[1:, :5]), backbone(embeds[1:, :4])
+    torch.testing.assert_close(padded[1:, :5], alone, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(alone[:, :4], shorter, atol=1e-3)
 
 
 def test_embeddings_alone_run_no_block(model, batch):

@@ -58,6 +58,8 @@ MODELS = {
     "deberta-v2": {},
     "opt": {"ffn_dim": 24, "word_embed_proj_dim": WIDTH},
     "camembert": {},
+    "big_bird": {"block_size": 4, "num_random_blocks": 1},
+    "minicpm3": {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
 }
 # Models without input embeddings, and parts of models.
 OTHERS = {
@@ -242,6 +244,38 @@ def test_models_of_other_kinds_are_refused_with_the_reason(kind, settings, reaso
     (tmp_path / "config.json").write_text(json.dumps(config))
     message = outcome(find, str(tmp_path))
     assert any(part in message for part in reason.split("|")), message
+
+
+@pytest.mark.parametrize("kind", ["esmc", "minicpm3"])
+def test_fewer_blocks_scale_what_they_add_as_those_of_the_whole_model(kind, tmp_path):
+    folder = save(kind, tmp_path)
+    embeds = torch.randn(2, 5, WIDTH)
+    whole, cut = (load_backbone(str(folder), "pretrained", depth=depth) for depth in (None, 2))
+    for layer in ("block01", "block02"):
+        expected, found = (dict(model.run_layers(embeds, layers=[layer]))[layer] for model in (whole, cut))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_sparse_attention_is_full_attention_from_the_beginning(tmp_path):
+    backbone = load_backbone(str(save("big_bird", tmp_path)), "pretrained")
+    assert backbone.config.attention_type == backbone.model.attention_type == "original_full"
+    model = transformers.BigBirdModel.from_pretrained(tmp_path, attention_type="original_full")
+    embeds = torch.randn(2, 30, WIDTH)  # more than its sparse attention needs
+    with torch.no_grad():
+        expected = model(inputs_embeds=embeds).last_hidden_state
+        torch.testing.assert_close(backbone(embeds), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_of_several_lengths_share_no_batch_if_the_longest_decides_their_positions(tmp_path):
+    assert load_backbone(str(save("phi3", tmp_path)), "pretrained").can_pad
+    config = json.loads((tmp_path / "config.json").read_text())
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    scaling = factors | {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16}
+    config |= {"rope_parameters": scaling, "original_max_position_embeddings": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    backbone = load_backbone(str(tmp_path), "pretrained")
+    embeds, lengths = torch.randn(2, 20, WIDTH), torch.tensor([20, 12])
+    assert not backbone.can_pad and "equal length" in outcome(backbone, embeds, lengths)
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,16 @@ def test_texts_without_a_token_of_a_mask_are_counted(tmp_path: Path):
     assert model.reader and "no token for the pooling span" in model.reader.note
 
 
+@pytest.mark.parametrize("has_answer", [True, False])
+def test_a_prompt_that_is_cut_has_no_last_token(tmp_path: Path, has_answer: bool):
+    model = load(save_with_chat_template(tmp_path / "llama"), chat=True)
+    answer = [{"role": "assistant", "content": "a cow"}] if has_answer else []
+    chats = [[{"role": "user", "content": text}, *answer] for text in ("the cat " * 40, "a mat")]
+    pooled = features(model, [json.dumps(chat) for chat in chats], ["last-prompt"])
+    assert not pooled["final/last-prompt"][0].any() and pooled["final/last-prompt"][1].any()
+    assert model.reader and "no token for the pooling last-prompt" in model.reader.note
+
+
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 

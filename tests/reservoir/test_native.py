@@ -13,7 +13,7 @@ from reservoir import InputError
 from reservoir.backbone_names import SHIPPED
 from reservoir.column import Column
 from reservoir.features import forward
-from reservoir.inputs import media_readers
+from reservoir.inputs import media_readers, text_reader
 from reservoir.inputs.text_reader import read_tokenizer
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.options import ExtractOptions, ReservoirOptions
@@ -208,6 +208,15 @@ def test_letters_are_separated_if_each_begins_a_word_in_the_vocabulary(tmp_path:
     assert model.reader and model.reader.obstacle("ADEGILPRSTVX") == ""
     tokens, lengths = model.reader(*codes_of("here", ["LAGVS", "PK"]))
     assert tokens.tolist() == [[3, 4, 5, 6, 7, 1], [13, 14, 1, 0, 0, 0]] and lengths.tolist() == [6, 3]
+    (pieces,) = model.reader.encodings(["LAG"], in_pieces=False).pieces
+    ((_, spans),) = pieces
+    assert spans.tolist() == [[0, 1], [1, 2], [2, 3], [0, 0]]  # the letters of each token, and of </s> none
+
+
+def test_a_letter_that_a_tokenizer_leaves_out_has_a_token_beside_it():
+    offsets = [(0, 0), (1, 2), (3, 4), (0, 0)]
+    assert text_reader._tokens_of_letters(offsets, np.arange(1, 5)).tolist() == [1, 1, 1, 2]
+    assert "leaves out all letters" in outcome(text_reader._tokens_of_letters, [(0, 0)], np.arange(1, 3))
 
 
 WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"acgtn", *(f"##{letter}" for letter in "acgt"), "##ac"]
