@@ -215,7 +215,8 @@ def _training(records: Records, peaks: Peaks) -> Iterator[list[str]]:
 
 def _fit_steps(records: Records) -> Iterator[list[str]]:
     for name, record in records.items():
-        if "seconds" in record and name != "finished":
+        # The record of how a stage ended has its time, too.
+        if "seconds" in record and ("rows" in record or "bytes_per_second" in record):
             speed = f"{record['bytes_per_second'] / 1e6:,.0f}" if "bytes_per_second" in record else ""
             of_rows = f", {record['rows']:,} x {record['width']:,}" if "rows" in record else ""
             yield [name + of_rows, f"{record['seconds']:.2f}", speed]

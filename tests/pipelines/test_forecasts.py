@@ -346,3 +346,19 @@ def test_a_repetition_that_is_clearly_better_is_saved_and_forecasts(tmp_path, mo
     assert result.best.columns == (name,)
     labels = [prediction.label for prediction in predict(tmp_path / "readout", path)]
     np.testing.assert_allclose(labels, values[-6:-3], rtol=1e-6)
+
+
+def test_ids_of_series_are_texts_and_none_may_be_missing(tmp_path):
+    rows = [(f"{name}", day, np.sin(day / 3) + number) for number, name in enumerate(("007", "7")) for day in range(60)]
+    path = tmp_path / "two.csv"
+
+    def write_rows():
+        path.write_text("\n".join(["id,day,load", *(f"{name},{day},{load:.4f}" for name, day, load in rows)]))
+
+    write_rows()
+    ids = prepare(str(path), forecast=3, past=10, time="day").split("test").ids
+    assert {identifier.partition(" ")[0] for identifier in ids.tolist()} == {"007", "7"}
+    rows[5] = ("", *rows[5][1:])
+    write_rows()
+    with pytest.raises(InputError, match="line 7: no id in column 'id'"):
+        prepare(str(path), forecast=3, past=10, time="day")

@@ -4,6 +4,7 @@ import base64
 import copy
 import html
 import json
+import os
 import re
 import shlex
 import shutil
@@ -25,6 +26,7 @@ from reservoir_pipelines.paper.claims import Estimate, interval_of, size_of, ver
 from reservoir_pipelines.paper.page import _draw_costs, leave_out_answered_claims
 from reservoir_pipelines.paper.recipe import GROUPS, LARGE, SCALES, Cell, load_recipe, recipe_names
 from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
+from reservoir_pipelines.paper.stages import estimate
 from reservoir_pipelines.plots import PagePlot, draw_confusion, shorten_all
 from reservoir_pipelines.reports.views import _read_sweep, fit_values
 
@@ -105,6 +107,30 @@ def test_shared_cells_run_once_and_finished_ones_never_again(cache, tmp_path, ru
     assert (table["FPT"]["published"], table["output"]["published"]) == (100, "-")
     again = reproduce([mine, other])
     assert (again.ran, again.reused, len(runs), again.tables) == (0, 2, 2, done.tables)
+
+
+def test_a_cell_of_files_that_have_changed_runs_again(cache, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    data = tmp_path / "here" / "rows.csv"
+
+    def write(labels):
+        rows = [f"{n % 7 / 4},{n % 5 / 4},{n % 3 / 4},{labels[n % 2]},{n % 12}" for n in range(60)]
+        data.write_text("\n".join(["u,v,w,label,who", *rows]))
+
+    write("ab")
+    mine = recipe(tmp_path, 'rows = [{ name = "raw", cell = "raw", settings = { group = "who" } }]')
+    table = Path(mine).read_text()
+    Path(mine).write_text(table.replace('columns = ["bit-xor"]', 'columns = ["one"]\ntask = "rows.csv"'))
+    done = reproduce([mine])
+    assert (done.ran, done.failed) == (1, {})
+    # Two groups of test rows are too few for an interval.
+    assert spots(done.tables[0])["raw"]["interval"] is None and spots(done.tables[0])["raw"]["rows"]
+    assert report(done.folder).page.is_file()
+    assert reproduce([mine]).ran == 0
+    write("bc")
+    os.utime(data, ns=(1, 1))  # also if it is older than the result
+    assert reproduce([mine]).ran == 1
 
 
 def test_cells_do_not_change_which_extraction_is_the_last(cache, tmp_path):
@@ -198,6 +224,13 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
     assert "--data" in spots(found)["b"]["reason"] and len(runs) == 2
     call("reproduce", mine)
     assert len(runs) == 3  # the failed cell runs again
+
+
+def test_a_sweep_is_estimated_as_its_runs(cache, tmp_path):
+    rows = [f'{{ name = "{name}", cell = "{name}" }}' for name in ("fpt", "fpt-swept")]
+    one, swept = load_recipe(recipe(tmp_path, f"rows = [{', '.join(rows)}]"), "hour").cells
+    costs = estimate([one, swept], {"cache": cache})
+    assert costs[swept.key].bytes == pytest.approx(3 * costs[one.key].bytes, rel=0.1)
 
 
 def test_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(cache, tmp_path, call, runs, monkeypatch):
@@ -461,8 +494,10 @@ def test_names_that_do_not_exist_are_refused():
         load_recipe("tabel1", "smoke")
     with pytest.raises(InputError, match="did you mean 'backbone'"):
         load_recipe("table1", "smoke", override={"bakbone": "gpt2"})
-    with pytest.raises(InputError, match="table1 lacks some of these"):
-        reproduce(["table1"], only="digits")
+    with pytest.raises(InputError, match="called 'cifr10'.*did you mean 'cifar10'"):
+        reproduce(["table1"], only="mnist,cifr10")
+    with pytest.raises(InputError, match="table5 lacks some of these"):
+        reproduce(["table5"], only="homology")
 
 
 def test_an_override_replaces_settings_of_the_scale_only(capsys):

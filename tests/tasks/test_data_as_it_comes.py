@@ -562,3 +562,71 @@ def test_the_command_line_reads_parts(tmp_path, call, cache):
     assert call("fit", pattern, "--out", tmp_path / "r")[0] == 0
     code, printed, err = call("predict", tmp_path / "r", pattern)
     assert code == 0 and len(printed.splitlines()) == 60 and "fitted on rows of this file" in err
+
+
+def test_names_of_columns_that_are_numbers_are_no_series(tmp_path):
+    wavelengths = [str(400 + 10 * n) for n in range(5)]
+    spectra = [[n % 3 / 4, n % 5 / 4, n % 7 / 4, n % 2 + 0.5, n % 11] for n in range(ROWS)]
+    lines = ["\t".join(map(str, row)) for row in spectra]
+    labelled, new = tmp_path / "labelled.tsv", tmp_path / "new.tsv"
+    labelled.write_text(
+        "\n".join(["\t".join(["label", *wavelengths]), *(f"{KIND[n % 2]}\t{line}" for n, line in enumerate(lines))])
+    )
+    new.write_text("\n".join(["\t".join(wavelengths), *lines]))
+    x = read_new(new, open_source(str(labelled)).task).x
+    np.testing.assert_allclose(x, spectra)
+    # Without a readout, the file may be one of the UCR archive.
+    assert "if they are names of columns" in str(open_source(str(new)).notes())
+    published = tmp_path / "published.tsv"
+    published.write_text("\n".join(f"{n % 2}\t{line}" for n, line in enumerate(lines)))
+    assert not open_source(str(published)).notes()
+
+
+def test_an_empty_last_cell_of_a_new_row_is_missing_if_no_row_of_the_fit_ended_early(tmp_path):
+    rows = [[n % 3 / 4, n % 5 / 4, n % 7 / 4, KIND[n % 2]] for n in range(ROWS)]
+    new = [[0.5, 0.5, "", ""], [0.5, "", 0.5, ""], [0.5, 0.5, 0.5, ""]]
+    path = table(tmp_path / "new.csv", new, "age,dose,pulse,label")
+    complete = open_source(table(tmp_path / "t.csv", rows, "age,dose,pulse,label")).task
+    found = read_new(path, complete)
+    assert len(found.x) == 1 and [*found.skipped] == [0, 1] and "'pulse'" in str(found.skipped)
+    rows[4][2] = ""
+    found = read_new(path, open_source(table(tmp_path / "t.csv", rows, "age,dose,pulse,label")).task)
+    assert found.lengths is not None and found.lengths.tolist() == [2, 3] and [*found.skipped] == [1]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_rows_of_arrays_that_share_an_id_stay_together(tmp_path, suffix):
+    path, ids = tmp_path / f"d{suffix}", np.repeat(np.arange(20), 3)
+    arrays = {"x": RNG.normal(size=(60, 4)), "y": np.arange(60) // 3 % 2, "ids": ids}
+    if suffix == ".npz":
+        np.savez(path, **arrays)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, array in arrays.items():
+                file[name] = array
+    source = open_source(str(path))
+    assert "rows with the same id are kept in one split" in str(source.notes())
+    parts = [part for piece in source.pieces() for part in source.read(piece).items()]
+    splits_of_ids = {}
+    for name, split in parts:
+        for identifier in split.ids:
+            splits_of_ids.setdefault(str(identifier).partition("#")[0], set()).add(name)
+    assert len(splits_of_ids) == 20 and all(len(splits) == 1 for splits in splits_of_ids.values())
+
+
+def test_what_a_bad_row_lacks_differs_from_nothing(tmp_path):
+    rows = [[f"s{n // 4}", n % 4, n % 5 / 4, KIND[n // 4 % 2]] for n in range(4 * ROWS)]
+    rows[6][0] = rows[13][0] = ""  # of sequences with different labels
+    source = open_source(table(tmp_path / "t.csv", rows, "id,time,v,label"), skip_bad_rows=True)
+    assert len(stored(source)[0]) == ROWS
+    rows[20][3] = KIND[0] if rows[20][3] == KIND[1] else KIND[1]
+    assert_refused("line 2[23].*label differs", table(tmp_path / "t.csv", rows, "id,time,v,label"), skip_bad_rows=True)
+
+
+def test_the_label_of_a_recording_is_no_channel(tmp_path):
+    for n in range(20):
+        folder = tmp_path / "runs" / KIND[n % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        table(folder / f"{n:02d}.csv", [[*RNG.normal(size=2).round(3), n % 2] for _ in range(5)], "a,b,label")
+    assert_refused("'label' is the same in the whole recording.*--drop label", tmp_path / "runs")
+    assert len(stored(open_source(str(tmp_path / "runs"), drop="label"))[0]) == 20

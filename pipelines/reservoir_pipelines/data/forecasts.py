@@ -67,7 +67,11 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
             f"{origin}: --forecast reads a table with a row per step", f"give one of {', '.join(SUFFIXES)}"
         )
     # Ids stay as they are written: 007 is not 7.
-    table = read_table(path, lambda names: [name for name in names if name == options.id], options.decimal)
+    table = read_table(
+        path,
+        lambda names: [name for name in names if name == options.id] or [*conventional("id", names)],
+        options.decimal,
+    )
     columns = _columns_of(table, options) if task is None else _columns_of_readout(table, task.parameters)
     series = _read_series(table, columns, options)
     assert options.forecast is not None  # as `accepts` says
@@ -173,7 +177,10 @@ def _read_series(table: Table, columns: StepColumns, options: OwnDataOptions) ->
     # The number of the series of each row, and the names of the series. Without ids, all rows are one without a name.
     series_of_row, series_names = np.zeros(len(frame), np.int64), [""]
     if columns.id:
-        series_of_row, series_names = pd.factorize(as_texts(frame[columns.id]))
+        ids = as_texts(frame[columns.id])
+        for row in np.flatnonzero(ids == ""):
+            table.bad.add(row, f"no id in column {columns.id!r}")
+        series_of_row, series_names = pd.factorize(ids)
     is_repeated = pd.DataFrame({"series": series_of_row, "time": times}).duplicated().to_numpy()
     for row in np.flatnonzero(is_repeated):
         table.bad.add(

@@ -386,14 +386,16 @@ class RecordingReader:
         return labels
 
     def _refuse_groups(self, table: Table, channels: Sequence[str]) -> None:
-        """Refuse a channel that has one whole number throughout, and a name as of groups or ids: it is no signal."""
-        for name in (*conventional("group", channels), *conventional("id", channels)):
+        """Refuse a channel that has one whole number throughout, and a name as of groups, ids or labels."""
+        labels = [name for name in channels if name.lower() in STEP_LABELS]
+        for name in (*conventional("group", channels), *conventional("id", channels), *labels):
             column = table.frame[name]
             is_constant_integer = column.dtype.kind in "iu" and column.nunique() == 1
             if is_constant_integer:
                 drop = ",".join([*separated(self.options.drop), name])
                 raise InputError(
-                    f"{table.path}: the column {name!r} is the same in the whole recording, and names it or its group",
+                    f"{table.path}: the column {name!r} is the same in the whole recording, as its name, its group or "
+                    "its label is",
                     f"pass --drop {quote(name)}, and --labels with a table of the recordings if they have groups, for "
                     f"example: {example(self.where, self.options, drop=drop)}",
                 )

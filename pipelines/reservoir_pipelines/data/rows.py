@@ -434,8 +434,14 @@ def rows_of_arrays(where: str, arrays: Mapping[str, Sequences], piece_rows: int 
             )
     all_rows = slice(0, x.shape[0])
     others: dict[str, Any] = {name: array[all_rows] for name, array in arrays.items() if name != "x"}
+    # Rows with one id belong together, as in a table.
+    notes: tuple[str, ...] = ()
+    ids = others.get("ids")
+    if ids is not None and "groups" not in others and len(np.unique(ids)) < len(ids):
+        others["groups"] = ids
+        notes = ("rows with the same id are kept in one split",)
     holds_texts = len(x.shape) == 1 and x.shape[0] > 0 and x.dtype.kind == "U"
     if holds_texts:
         others.pop("lengths", None)  # texts end at their last letter
-        return text_rows(where, np.asarray(x[all_rows]).tolist(), others, unused=COLUMN_FLAGS)
-    return Rows(x=x, **others, piece_rows=piece_rows, unused=COLUMN_FLAGS)
+        return text_rows(where, np.asarray(x[all_rows]).tolist(), others, unused=COLUMN_FLAGS, notes=notes)
+    return Rows(x=x, **others, piece_rows=piece_rows, unused=COLUMN_FLAGS, notes=notes)

@@ -35,8 +35,9 @@ def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> b
         return True
     if not path.is_file():
         return False
-    # --label names a column, so the first line of the table has the names of columns.
-    return path.suffix.lower() == ".ts" or (is_bare(path) and not options.label)
+    # --label names a column, and a readout of a table reads columns by name: the first line has names, then.
+    reads_columns = bool(options.label) or (task is not None and "columns" in task.parameters)
+    return path.suffix.lower() == ".ts" or (is_bare(path) and not reads_columns)
 
 
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
@@ -62,6 +63,11 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     if pair:
         split = np.repeat(list(pair), sizes)
         notes = ("split as published: " + " and ".join(file.name for file in files),)
+    if files[0].suffix.lower() == ".tsv" and _may_be_header(files[0]):
+        notes += (
+            "the first line, whose numbers are in order, is read as a label and its series; if they are names of "
+            "columns, add a column called label",
+        )
     return Rows(
         x=x,
         lengths=lengths,
@@ -119,12 +125,22 @@ def is_bare(path: Path) -> bool:
     """Return whether a path is a .tsv table whose first line has numbers (a label, then values), not column names."""
     if path.suffix.lower() != ".tsv" or not path.is_file():
         return False
-    cells = next(lines_of(path), "").rstrip("\r\n").split("\t")
     try:
-        numbers = [float(cell) for cell in cells]
+        return len(_first_numbers(path)) > 1
     except ValueError:
         return False
-    return len(numbers) > 1
+
+
+def _may_be_header(path: Path) -> bool:
+    """Return whether the numbers of a first line are in ascending or descending order, as wavelengths are."""
+    steps = np.diff(_first_numbers(path))
+    return len(steps) > 1 and bool((steps > 0).all() or (steps < 0).all())
+
+
+def _first_numbers(path: Path) -> list[float]:
+    """Return the cells of the first line of a .tsv table as numbers; raise ValueError if one is none."""
+    cells = next(lines_of(path), "").rstrip("\r\n").split("\t")
+    return [float(cell) for cell in cells]
 
 
 def _read_ts(path: Path) -> Series:

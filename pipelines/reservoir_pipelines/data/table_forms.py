@@ -140,9 +140,12 @@ def read_values(reading: TableArrays) -> None:
         return
 
     # A row ends at its last filled cell; an empty cell before that is a missing value. ``argmin`` returns the first
-    # False of each row: read from the right, that is the last cell that is not empty.
+    # False of each row: read from the right, that is the last cell that is not empty. New rows for a readout of whole
+    # rows do not end early: there, each empty cell is a missing value.
     is_empty = np.stack([_is_empty(table.frame[name]) for name in names], axis=1)
     lengths = len(names) - np.argmin(is_empty[:, ::-1], axis=1)
+    if reading.is_new and not reading.fitted_parameters.get("early"):
+        lengths[:] = len(names)
     for row in np.flatnonzero(is_empty.all(axis=1)):
         table.bad.add(row, "no value")
     short_rows = int((lengths < len(names)).sum())
@@ -394,7 +397,7 @@ def read_long_form(reading: TableArrays) -> Skipped:
     for row in np.flatnonzero(repeats):
         table.bad.add(row, f"{str(ids[row])!r} has two rows at {roles.time} {times[row]}")
     first_rows = np.unique(sequence_of_row, return_index=True)[1]
-    _check_constant(reading, first_rows[sequence_of_row])
+    _check_constant(reading, sequence_of_row)
 
     skipped = _sequences_with_bad_rows(table, ids, sequence_of_row)
     complete = np.setdiff1d(np.arange(len(sequence_ids)), [*skipped])
@@ -536,18 +539,22 @@ def _read_step_labels(reading: TableArrays, labels: list[np.ndarray]) -> None:
     )
 
 
-def _check_constant(reading: TableArrays, first: np.ndarray) -> None:
+def _check_constant(reading: TableArrays, sequence_of_row: np.ndarray) -> None:
     """Refuse rows whose label, group or split differs from that of the first row of their sequence.
 
-    ``first`` (rows,) is the number of that first row for each row.
+    Bad rows are left out, since what they lack is not known. ``sequence_of_row`` (rows,) is the number of the sequence.
     """
     table, name = reading.table, reading.roles.id
+    readable_rows = np.setdiff1d(np.arange(len(sequence_of_row)), [*table.bad.reasons])
+    # The first readable row of the sequence of each of these rows.
+    _, first, sequence = np.unique(sequence_of_row[readable_rows], return_index=True, return_inverse=True)
+    first_rows = readable_rows[first[sequence]]
     for array, values in reading.arrays.items():
         # A row differs if any of its outputs does: ``y`` may have several.
-        differs = (values != values[first]).reshape(len(values), -1).any(axis=1)
+        differs = (values[readable_rows] != values[first_rows]).reshape(len(readable_rows), -1).any(axis=1)
         if not differs.any():
             continue
-        row = int(np.argmax(differs))
+        row = int(readable_rows[np.argmax(differs)])
         role = {"y": "label", "groups": "group"}.get(array, array)  # ``split`` is called like its role
         flags = f"--group {quote(name)} or --drop {quote(name)}"
         remedy = f"make them equal, or pass {flags} if each row is a whole sequence"

@@ -232,7 +232,7 @@ def size_of(result: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[st
 def _is_small(backbone: str) -> bool:
     """Return whether a backbone stands in for the paper's: mini, or one with a changed shape, or pretrained here."""
     # Both "name:option=value", a model with another shape, and "cell:KEY", one that a cell pretrained, have a colon.
-    return backbone.startswith("mini") or ":" in backbone
+    return backbone == "mini" or ":" in backbone
 
 
 def _model_text(settings: Mapping[str, Any]) -> str:

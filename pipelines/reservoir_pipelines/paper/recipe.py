@@ -100,6 +100,9 @@ class Recipe:
 
     table: dict[str, Any]  # JSON values without numbers, for `ReproductionFolder.save_table`
     cells: list[Cell]  # a cell comes after the cells that it needs
+    names: frozenset[
+        str
+    ]  # by which tasks, rows and columns can be selected; those of all tasks, and of the whole recipe
 
 
 RECIPES = files("reservoir_pipelines.paper") / "recipes"
@@ -199,7 +202,10 @@ class _Builder:
                 used_keys |= {need.key for need in cell.needs}
         cells = {key: cell for key, cell in self.cells.items() if key in used_keys}
         column_names = [column["name"] for column in columns]
-        return Recipe(self._table_of(name, column_names, spots, list(cells)), list(cells.values()))
+        names = {*self.shared["tasks"], *column_names, *(row["name"] for row in rows)}
+        names |= {spot["task"] for spot in all_spots if spot["task"]}  # a task of the user, too
+        table = self._table_of(name, column_names, spots, list(cells))
+        return Recipe(table, list(cells.values()), frozenset(names))
 
     def _table_of(
         self, name: str, column_names: Sequence[str], spots: Sequence[dict[str, Any]], keys: list[str]

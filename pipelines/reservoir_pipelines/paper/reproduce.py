@@ -12,12 +12,12 @@ from typing import Any
 
 from reservoir_cache import path_below
 
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, first_line, nearest
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import Record, notify, silenced
 from reservoir_pipelines.paper.recipe import Recipe, load_recipe, recipe_names
-from reservoir_pipelines.paper.reproduction_folder import Cell, ReproductionFolder
+from reservoir_pipelines.paper.reproduction_folder import Cell, ReproductionFolder, file_stamps
 from reservoir_pipelines.workers import map_pieces, run_processes
 
 # Held while a dask worker runs a cell: a worker may have several threads, but a model uses all cores.
@@ -111,6 +111,7 @@ def make_plan(
         load_recipe(name, options.scale, seeds=options.seeds, override=override, only=only_names)
         for name in names or recipe_names()
     ]
+    _refuse_unknown(only_names, loaded)
     # A recipe is empty if it has none of the names in --only. Of all recipes of the package, most may be empty.
     recipes = [recipe for recipe in loaded if recipe.table["rows"]]
     empty_names = [recipe.table["name"] for recipe in loaded if not recipe.table["rows"]]
@@ -129,6 +130,15 @@ def make_plan(
     return ReproductionPlan(
         recipes, cells, ReproductionFolder(folder.absolute()), _place_settings(source, place)
     )
+
+
+def _refuse_unknown(only_names: Sequence[str], recipes: Sequence[Recipe]) -> None:
+    """Raise `InputError` for a name in ``--only`` that no recipe has as a task, a row or a column."""
+    valid_names = {name for recipe in recipes for name in recipe.names}
+    for name in only_names:
+        if name not in valid_names:
+            problem = f"--only: no task, row or column is called {name!r}"
+            raise InputError(problem, f"leave it out, or correct it{nearest(name, valid_names)}")
 
 
 def _notify_of_overrides_without_effect(override: Mapping[str, Any], cells: Sequence[Cell]) -> None:
@@ -247,6 +257,7 @@ def _run_one(cell: Cell, folder: ReproductionFolder, place_settings: Mapping[str
         folders[need.key] = result["folder"]
     # The messages of the cell are saved with its result. A cell that fails does not end the others.
     started, cpu_started = time.monotonic(), time.process_time()
+    stamps = file_stamps(cell)
     messages = io.StringIO()
     try:
         with redirect_stderr(messages):
@@ -263,7 +274,7 @@ def _run_one(cell: Cell, folder: ReproductionFolder, place_settings: Mapping[str
             "notes": _with_relative_paths(messages.getvalue().splitlines()),
         }
         result["commands"] = _with_relative_paths(result["commands"])
-        folder.save_result(cell.key, {**cell.to_dict(), **result, **times})
+        folder.save_result(cell.key, {**cell.to_dict(), **result, **times, "files": stamps})
     notify(f"{count}: {_message(cell, folder)}")
 
 

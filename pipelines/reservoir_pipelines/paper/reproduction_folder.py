@@ -95,6 +95,29 @@ class Cell:
         return {"stage": self.stage, "task": self.task, "settings": settings}
 
 
+def file_stamps(cell: Cell) -> dict[str, list[int]]:
+    """Return size and modification time of each file that a cell, or a cell that it needs, names, by the path as named.
+
+    These are data, models and corpora of the user; a folder stands for the files in it, with the sum of their sizes and
+    the latest time. The times are in nanoseconds since the epoch.
+    """
+    stamps: dict[str, list[int]] = {}
+    for name in (cell.task, *cell.settings.values()):
+        if isinstance(name, Cell):
+            stamps |= file_stamps(name)
+        elif (
+            isinstance(name, str) and name and os.path.exists(name)
+        ):  # False for a text that can be no path
+            path = Path(name)
+            files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+            stats = [file.stat() for file in files]
+            stamps[name] = [
+                sum(stat.st_size for stat in stats),
+                max((stat.st_mtime_ns for stat in stats), default=0),
+            ]
+    return stamps
+
+
 def _joined(names: str | Sequence[str]) -> str:
     """Return one or several names as a text with commas."""
     return names if isinstance(names, str) else ",".join(names)
@@ -123,13 +146,24 @@ class ReproductionFolder:
         return {**result, "folder": str((self.path / result["folder"]).resolve())}
 
     def is_complete(self, cell: Cell) -> bool:
-        """Return whether a cell has a result, and a pretrained model its weights, which may have been removed."""
-        result = self.result(cell.key)
+        """Return whether a cell has a result, and a pretrained model its weights, which may have been removed.
+
+        A result of files that have changed since then is none.
+        """
+        result = self._result_of_these_files(cell)
         return result is not None and (cell.stage != "pretrain" or Path(result["folder"]).exists())
+
+    def _result_of_these_files(self, cell: Cell) -> dict[str, Any] | None:
+        """Return the result of a cell, or None if it has not finished, or if the files that it reads have changed."""
+        result = self.result(cell.key)
+        # The committed results of other machines have no stamps of files.
+        if result is None or "files" not in result:
+            return result
+        return result if result["files"] == file_stamps(cell) else None
 
     def unfinished(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells without a result, and the models that these need and whose weights are missing."""
-        keys_without_result = {cell.key for cell in cells if not self.result(cell.key)}
+        keys_without_result = {cell.key for cell in cells if not self._result_of_these_files(cell)}
         needs = [need for cell in cells if cell.key in keys_without_result for need in cell.needs]
         missing_needs = {need.key for need in needs if not self.is_complete(need)}
         return [cell for cell in cells if cell.key in keys_without_result | missing_needs]
@@ -224,11 +258,11 @@ class ReproductionFolder:
         reason = "; ".join(reasons)
         if values and reason:
             reason = f"{len(values)} of {len(numbers)} seeds; the others: {reason}"
-        # Test scores have an interval over test rows: for each seed, its low and its high end.
         cells = [number.cell["values"] for number in finished]
         tested = [cell for cell in cells if spot["measure"] == "test_score" and cell.get("test_rows")]
-        low_ends_and_high_ends = zip(*(cell["test_interval"] for cell in tested), strict=True)
-        interval = [100 * fmean(ends) for ends in low_ends_and_high_ends]
+        # Test scores have an interval over test rows, unless these are too few: of each seed, its low and high end.
+        intervals = [cell["test_interval"] for cell in tested if cell["test_interval"]]
+        interval = [100 * fmean(ends) for ends in zip(*intervals, strict=True)]
         # An attention cell reads the weights of a training, whose size is then the size of the result.
         size: dict[str, str | bool] = {}
         if finished:

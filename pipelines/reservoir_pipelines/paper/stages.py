@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ TRIAL_STEPS = 8
 TRIAL_ROWS = 32
 FORWARD = 1 / 3  # time of a forward pass, as in validation, relative to a training step
 # settings that determine the cost of a cell
-COSTLY = "backbone", "depth", "init", "train", "pool", "layers", "parameters", "limit", "batch", "steps"
+COSTLY = (
+    *("backbone", "depth", "init", "input", "patch", "stride", "layers", "pool"),
+    *("parameters", "limit", "train", "batch", "steps", "sweep"),
+)
 COUNTED_TASK = "cifar10"  # trained parameters are counted for this task, as in the paper
 MAX_TOKENS = 120  # largest side of a saved attention map, in tokens; larger maps are averaged over squares
 
@@ -281,6 +285,7 @@ def _cost_of_training(task: str, settings: Mapping[str, Any], folder: Path) -> C
         "steps": TRIAL_STEPS,
         "eval_every": TRIAL_STEPS,
         "limit": TRIAL_ROWS,
+        "sweep": None,
         "resume": False,
         "from_cache": False,
         "run": folder / "run",
@@ -293,4 +298,7 @@ def _cost_of_training(task: str, settings: Mapping[str, Any], folder: Path) -> C
     rows_of_validation = min(valid_rows, settings.get("limit") or valid_rows)
     validated_rows = rows_of_validation * steps / options.eval_every
     seconds = step_seconds * steps + FORWARD * step_seconds / options.batch * validated_rows
-    return Cost(seconds, folder_bytes(folder))
+    runs = prod(
+        len(values) if isinstance(values, list | tuple) else 1 for values in (options.sweep or {}).values()
+    )
+    return Cost(runs * seconds, runs * folder_bytes(folder))
