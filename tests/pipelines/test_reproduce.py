@@ -494,7 +494,7 @@ def test_names_that_do_not_exist_are_refused():
         load_recipe("tabel1", "smoke")
     with pytest.raises(InputError, match="did you mean 'backbone'"):
         load_recipe("table1", "smoke", override={"bakbone": "gpt2"})
-    with pytest.raises(InputError, match="called 'cifr10'.*did you mean 'cifar10'"):
+    with pytest.raises(InputError, match=r"called 'cifr10'.*did you mean 'cifar10'"):
         reproduce(["table1"], only="mnist,cifr10")
     with pytest.raises(InputError, match="table5 lacks some of these"):
         reproduce(["table5"], only="homology")

@@ -105,17 +105,18 @@ def file_stamps(cell: Cell) -> dict[str, list[int]]:
     for name in (cell.task, *cell.settings.values()):
         if isinstance(name, Cell):
             stamps |= file_stamps(name)
-        elif (
-            isinstance(name, str) and name and os.path.exists(name)
-        ):  # False for a text that can be no path
-            path = Path(name)
-            files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-            stats = [file.stat() for file in files]
-            stamps[name] = [
-                sum(stat.st_size for stat in stats),
-                max((stat.st_mtime_ns for stat in stats), default=0),
-            ]
+        elif isinstance(name, str) and name and (stats := _stats(Path(name))):
+            size = sum(stat.st_size for stat in stats)
+            stamps[name] = [size, max(stat.st_mtime_ns for stat in stats)]
     return stamps
+
+
+def _stats(path: Path) -> list[os.stat_result]:
+    """Return what the system knows of a file, or of all files in a folder; empty if there is none, or no such path."""
+    with suppress(OSError):  # a setting may be a text that is too long for a path
+        files = [path] if path.is_file() else path.rglob("*")
+        return [file.stat() for file in files if file.is_file()]
+    return []
 
 
 def _joined(names: str | Sequence[str]) -> str:
