@@ -46,7 +46,7 @@ from reservoir_cache.spec import (
 
 if TYPE_CHECKING:
     from reservoir_cache.copying import Copied, copy_from, copy_to
-    from reservoir_cache.derived import INPUTS, load_arrays, save_arrays
+    from reservoir_cache.derived import load_arrays, save_arrays
     from reservoir_cache.hdf5 import open_hdf5
     from reservoir_cache.reader import FeatureRows, FeatureStore, SplitFeatures
     from reservoir_cache.shard import STORED_DTYPE, Encoded, encode, new_file
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMAT",
-    "INPUTS",
     "STORED_DTYPE",
     "STORES",
     "Arrays",

@@ -1,7 +1,6 @@
 """Copy finished entries to and from a folder behind a URL, as "Copies" in FORMAT.md describes.
 
-A copy holds the features and labels of an entry, and the arrays of its input layer: its specification, its manifests,
-and the files that they list, but no moments, which can be computed again. The
+A copy holds the features and labels of an entry: its specification, its manifests, and the files that they list. The
 specification is written last, on both sides, so that a half-made copy is not an entry. A copy that was stopped goes on
 where it stopped: a file that exists with the listed size and checksum is not sent again.
 """
@@ -13,11 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from reservoir_cache.catalog import ENTRY_FOLDER, check_space
-from reservoir_cache.derived import INPUTS, listed
-from reservoir_cache.entry import MANIFEST_FILE, Entry, Shard, TargetFile, page_name
+from reservoir_cache.derived import fault
+from reservoir_cache.entry import Entry, Shard, TargetFile, page_name
 from reservoir_cache.errors import CacheError, repair_command
 from reservoir_cache.locks import LOCK_FILE, entry_locks, mark_last, process_text
-from reservoir_cache.paths import fault, file_crc32, is_regular, read_regular, refuse_links
+from reservoir_cache.paths import file_crc32, is_regular, read_regular, refuse_links
 from reservoir_cache.publish import make_folder, publish, replacing
 from reservoir_cache.remote import RemoteError, RemoteFolder
 from reservoir_cache.spec import SPEC_FILE
@@ -49,17 +48,6 @@ class Copied:
 
 
 @dataclass(frozen=True)
-class _InputFile:
-    """The line of a file with arrays of the input layer."""
-
-    bytes: int
-    crc32: str
-
-
-_Line = Shard | TargetFile | _InputFile
-
-
-@dataclass(frozen=True)
 class _Documents:
     """The specification and the manifests of a finished entry, in a folder of their own that has no other files."""
 
@@ -67,7 +55,7 @@ class _Documents:
     names: tuple[str, ...]  # paths in the folder: the pages of all manifests, then spec.json
 
     @property
-    def files(self) -> dict[str, _Line]:
+    def files(self) -> dict[str, Shard | TargetFile]:
         """Every file that the manifests list, by its path in the entry."""
         return _listed_files(self.entry)
 
@@ -137,8 +125,8 @@ def copy_from(url: str, name: str, root: Path, progress: Progress = _no_progress
                 f"{folder.title}: holds an entry of another task or key; copy the entry there again"
             )
         # Neither the entry's folder, nor the two folders above it (of the task, and of all features), nor those of its
-        # splits and its input layer may be links, which could lead out of the cache.
-        refuse_links(path, *path.parents[:2], path / INPUTS, *(path / split for split in entry.splits))
+        # splits may be links, which could lead out of the cache.
+        refuse_links(path, *path.parents[:2], *(path / split for split in entry.splits))
         # An entry that exists keeps its files, which must be those of the copy.
         if (path / SPEC_FILE).exists():
             _refuse_other_files(Entry.open(path), documents, folder)
@@ -163,20 +151,13 @@ def copy_from(url: str, name: str, root: Path, progress: Progress = _no_progress
         return _result(path, folder, documents, missing)
 
 
-def _listed_files(entry: Entry) -> dict[str, _Line]:
-    """Return the line of each file that the manifests of an entry list, by its path in the entry.
-
-    Raises CacheError if the manifest of the arrays of its input layer is damaged.
-    """
-    files: dict[str, _Line] = {
+def _listed_files(entry: Entry) -> dict[str, Shard | TargetFile]:
+    """Return the line of each file that the manifests of an entry list, by its path in the entry."""
+    return {
         f"{split}/{file}": line
         for split in entry.splits
         for file, line in entry.manifest(split).files.items()
     }
-    input_lines = listed(entry.path / INPUTS)
-    if input_lines is None:
-        raise CacheError(f"{entry.path / INPUTS / MANIFEST_FILE}: damaged; {repair_command(entry.key)}")
-    return files | {f"{INPUTS}/{file}": _InputFile(**line) for file, line in input_lines.items()}
 
 
 def _refuse_unfit_entry(entry: Entry) -> None:
@@ -188,7 +169,9 @@ def _refuse_unfit_entry(entry: Entry) -> None:
         raise CacheError(f"{entry.path}: used by {process}; copy it when that process has ended")
 
 
-def _result(path: Path, folder: RemoteFolder, documents: _Documents, missing: dict[str, _Line]) -> Copied:
+def _result(
+    path: Path, folder: RemoteFolder, documents: _Documents, missing: dict[str, Shard | TargetFile]
+) -> Copied:
     """Return the result of copying the ``missing`` files; the other listed files had been copied before."""
     return Copied(
         entry=path,
@@ -235,10 +218,6 @@ def _documents(
         for split in entry.splits:
             names = [f"{split}/{page_name(page)}" for page in range(entry.page_count(split))]
             pages += [name for name in names if store(name)]
-        input_manifest = f"{INPUTS}/{MANIFEST_FILE}"
-        if store(input_manifest):
-            pages.append(input_manifest)
-            _listed_files(entry)  # refuses a damaged one
         progress = entry.progress()
     except RemoteError:
         raise  # its message names the URL already
@@ -346,7 +325,7 @@ def _refuse_other_files(entry: Entry, documents: _Documents, folder: RemoteFolde
             raise CacheError(f"{entry.path / file}: {problem}; {repair_command(entry.key)}")
 
 
-def _is_stored(path: Path, line: _Line) -> bool:
+def _is_stored(path: Path, line: Shard | TargetFile) -> bool:
     """Return whether a file exists with the size and checksum of its line in a manifest."""
     return is_regular(path, line.bytes) and file_crc32(path) == line.crc32
 
@@ -363,7 +342,7 @@ def _unless_created(path: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(folder: RemoteFolder, file: str, line: _Line, path: Path) -> None:
+def _fetch(folder: RemoteFolder, file: str, line: Shard | TargetFile, path: Path) -> None:
     """Copy a file from ``folder`` to ``path``; it appears only if size and checksum match its line in the manifest."""
     make_folder(path.parent)
     with replacing(path) as temporary:

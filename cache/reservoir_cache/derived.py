@@ -1,7 +1,4 @@
-"""Named arrays of an entry beside its features: moments, which can be recomputed, and arrays of the input layer.
-
-A damaged file is treated as absent.
-"""
+"""Arrays that can be recomputed, such as moments: a damaged file is treated as absent."""
 
 import json
 from collections.abc import Mapping
@@ -20,26 +17,15 @@ from reservoir_cache.publish import publish, publish_json, read_json
 from reservoir_cache.shard import UNREADABLE, dataset_names, file_content, read_array
 from reservoir_cache.spec import canonical_json, check_name
 
-MOMENTS = "moments"
-"""The folder, in that of an entry, of arrays that can be computed from the features again."""
-
-INPUTS = "inputs"
-"""The folder of arrays that cannot: those of the input layer. They are part of a copy of the entry."""
+FOLDER = "moments"  # its name in the folder of an entry
 
 
-def save_arrays(
-    entry: Entry,
-    name: str,
-    arrays: Mapping[str, NDArray],
-    meta: Mapping[str, Any],
-    folder_name: str = MOMENTS,
-) -> bool:
+def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Mapping[str, Any]) -> bool:
     """Save arrays, whose names may contain '/', with JSON values ``meta`` under a name; replace earlier ones.
 
-    ``folder_name`` is `MOMENTS` or `INPUTS`. Returns False if the entry is read-only for this user, or the disk is
-    full, else True.
+    Returns False if the entry is read-only for this user, or the disk is full, else True.
     """
-    folder = entry.path / folder_name
+    folder = entry.path / FOLDER
     path = folder / f"{check_name(name, 'name of derived arrays')}.h5"
     meta_text = np.frombuffer(canonical_json(meta).encode(), dtype=np.uint8)
     datasets = {"meta": meta_text} | {f"arrays/{key}": arrays[key] for key in sorted(arrays)}
@@ -57,11 +43,9 @@ def save_arrays(
     return True
 
 
-def load_arrays(
-    entry: Entry, name: str, folder_name: str = MOMENTS
-) -> tuple[dict[str, NDArray], dict[str, Any]] | None:
+def load_arrays(entry: Entry, name: str) -> tuple[dict[str, NDArray], dict[str, Any]] | None:
     """Return the arrays and meta saved under a name, or None if they are absent or damaged."""
-    path = entry.path / folder_name / f"{check_name(name, 'name of derived arrays')}.h5"
+    path = entry.path / FOLDER / f"{check_name(name, 'name of derived arrays')}.h5"
     line = (listed(path.parent) or {}).get(path.name)
     if line is None or fault(path, line):
         return None

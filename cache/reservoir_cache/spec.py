@@ -27,11 +27,10 @@ SPEC_FILE = "spec.json"
 STORES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """The data types on disk, and the bytes of a value in each."""
 
-RESERVED = ("moments", "inputs", "runs")
+RESERVED = ("moments", "runs")
 """Folders of an entry that hold no split, so that no split may have their names.
 
-Named arrays lie in ``moments`` and ``inputs`` (see `derived`), and the records of processes at work in ``runs`` (see
-`locks`).
+Derived arrays lie in ``moments`` (see `derived`), and the records of processes at work in ``runs`` (see `locks`).
 """
 
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -24,19 +24,15 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     for split in entry.splits:
         problems += _damage_of_split(entry, split, contents=contents)
     damaged_splits = {problem.path.parent.name for problem in problems}
-    # Named arrays, which have a manifest of their own.
-    remedies = {
-        derived.MOMENTS: "it is computed again when needed",
-        derived.INPUTS: repair_command(entry.key),
-    }
-    for folder_name, remedy in remedies.items():
-        manifest = entry.path / folder_name / MANIFEST_FILE
-        lines = derived.listed(manifest.parent)
-        if lines is None:
-            problems.append(Problem(manifest, "damaged", remedy))
-        else:
-            files_exist = any(manifest.parent.glob("*.h5"))
-            problems += _damage(manifest, lines, remedy, files_exist=files_exist, contents=contents)
+    # Arrays that were derived from the features, such as moments, which have a manifest of their own.
+    manifest = entry.path / derived.FOLDER / MANIFEST_FILE
+    remedy = "it is computed again when needed"
+    lines = derived.listed(manifest.parent)
+    if lines is None:
+        problems.append(Problem(manifest, "damaged", remedy))
+    else:
+        files_exist = any(manifest.parent.glob("*.h5"))
+        problems += _damage(manifest, lines, remedy, files_exist=files_exist, contents=contents)
     # Splits that are not finished, although none of their files is damaged.
     with suppress(CacheError):  # a damaged manifest has been reported above
         for split, (finished, count) in entry.progress().items():
@@ -102,7 +98,7 @@ def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Prob
         # `mutex` keeps out other processes and threads that read, change and replace a manifest.
         locks = entry_locks(entry.path)
         with locks.at_work(), locks.mutex():
-            if folder.name in (derived.MOMENTS, derived.INPUTS):
+            if folder.name == derived.FOLDER:
                 derived.forget(folder, file)
                 is_repaired = True
             else:

@@ -8,7 +8,6 @@ import shlex
 import numpy as np
 import pytest
 import torch
-from reservoir_cache import copy_from, copy_to, repair, verify
 from reservoir_pipelines import explain, extract, fit, predict
 from reservoir_pipelines.extraction.extractor import load_extractor
 from reservoir_pipelines.fitting import kernel_fitter
@@ -307,24 +306,3 @@ def test_the_numbers_of_cells_are_constants_of_an_exported_model():
     program = torch.export.export(Pooled(), (hidden,), strict=False)
     assert len(program.graph.nodes) < 100  # 256 places in 9 cells are 2,304 numbers
     torch.testing.assert_close(program.module()(hidden), torch.as_tensor(pool("excess3", hidden)))
-
-
-def test_a_copy_of_an_entry_has_the_units_and_an_entry_without_them_is_not_fitted(cache, tmp_path):
-    features = extract("digits", limit=60, pool="mirrored3", **SMALL)
-    entry = features.store.entry
-    best = fit(features).best.test_score
-    copy_to(entry, str(tmp_path / "bucket"))
-    (tmp_path / "other").mkdir()
-    copied = copy_from(str(tmp_path / "bucket"), "digits", tmp_path / "other").entry
-    names = sorted(str(path.relative_to(copied)) for path in (copied / "inputs").iterdir())
-    assert names == ["inputs/manifest.json", "inputs/patch-units.h5"]
-    assert fit(copied, out=tmp_path / "copied").best.test_score == best
-    path = entry.path / "inputs" / "patch-units.h5"
-    path.write_bytes(path.read_bytes()[:-1])
-    (problem,) = verify(entry)
-    assert problem.path == path and "extract again" in problem.repair and repair(entry) == [problem]
-    with pytest.raises(InputError, match="units of its input layer are missing"):
-        fit(features, out=tmp_path / "fit")
-    assert not (tmp_path / "fit").exists()
-    extract("digits", limit=60, pool="mirrored3", **SMALL)
-    assert not verify(entry) and fit(features, out=tmp_path / "fit").best.test_score == best

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from reservoir_cache import (
-    INPUTS,
     STORED_DTYPE,
     Arrays,
     Encoded,
@@ -244,12 +243,8 @@ class Extractor:
             add_labels=add_labels,
         )
         # `fit` saves the units with its readout, because new rows have no training rows to draw them from.
-        if model.units and not load_arrays(entry, UNITS, INPUTS):
-            is_saved = save_arrays(entry, UNITS, model.units.to_arrays(), {}, INPUTS)
-            if not is_saved:
-                raise InputError(
-                    f"{entry.path}: the units of its input layer cannot be written", "check the disk"
-                )
+        if model.units and not load_arrays(entry, UNITS):
+            save_arrays(entry, UNITS, model.units.to_arrays(), {})
         return entry, missing
 
     def _refuse_long_texts(self) -> None:

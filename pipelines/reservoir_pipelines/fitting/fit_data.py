@@ -28,7 +28,6 @@ from reservoir_pipelines.fitting.source import (
     RawSource,
     RowNumbers,
     groups_of_splits,
-    units_of,
 )
 from reservoir_pipelines.fitting.statistics import rolling_statistics
 from reservoir_pipelines.preparation.prepared import scaling_from_json
@@ -74,8 +73,6 @@ class FitData:
             raise InputError(problem, f"{obstacle.remedy}, and extract it again")
         for store in stores:
             caution_if_changed(store.entry, task)
-            if store.entry.spec.input.kind == "patches":
-                units_of(store.entry)  # refuses an entry without them now, not after the fit
         return cls(tuple(stores), task)
 
     def columns(self) -> list[Column]:

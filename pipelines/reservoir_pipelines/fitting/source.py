@@ -14,20 +14,10 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
-from reservoir_cache import (
-    INPUTS,
-    Encoded,
-    Entry,
-    FeatureStore,
-    Spec,
-    SplitFeatures,
-    load_arrays,
-    save_arrays,
-)
+from reservoir_cache import Encoded, FeatureStore, Spec, SplitFeatures, load_arrays, save_arrays
 
 from reservoir.column import RAW, Baseline, Column, Columns, joined_name
 from reservoir.errors import InputError
-from reservoir.inputs.patch_units import UNITS, PatchUnits
 from reservoir.raw_input import raw_features, with_tokens
 from reservoir.readouts.linear import Block, RereadableBlocks, has_labels, samples
 from reservoir.readouts.products import StoredFeatures, arithmetic
@@ -63,21 +53,6 @@ def rows_of_tokens(most_rows: int, longest: int) -> int:
     return max(1, min(most_rows, LABELLED_TOKENS // longest))
 
 
-def units_of(entry: Entry) -> PatchUnits:
-    """Return the units of the input layer ``patches`` that an entry's features were computed with.
-
-    Raise `InputError` if the entry has lost them.
-    """
-    # Entries of older versions have them among the moments.
-    stored = load_arrays(entry, UNITS, INPUTS) or load_arrays(entry, UNITS)
-    if stored is None:
-        raise InputError(
-            f"{entry.path}: the units of its input layer are missing", "run the same extract again"
-        )
-    arrays, _description = stored
-    return PatchUnits.from_arrays(arrays)
-
-
 class OutOfReachError(LookupError):
     """A programming error: code asked a view for rows of a split that it must not read."""
 
@@ -110,11 +85,6 @@ class EntryView(Generic[S]):
     def load_arrays(self, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         """Return arrays that were derived from the entry, with their description; see `reservoir_cache.load_arrays`."""
         return load_arrays(self._store.entry, name)
-
-    @property
-    def units(self) -> PatchUnits:
-        """The units of the input layer ``patches``; raises `InputError` if the entry has lost them."""
-        return units_of(self._store.entry)
 
     def save_arrays(self, name: str, arrays: Mapping[str, np.ndarray], description: dict[str, Any]) -> None:
         """Store arrays that were derived from the entry; see `reservoir_cache.save_arrays`."""

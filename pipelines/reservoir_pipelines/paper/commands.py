@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,7 +49,9 @@ def reproduce(
     if dry_run:
         return _planned_answer(tables or [], options)
     # The other scales take two hours at most, so that they run without a question.
-    confirm = _confirm if options.get("scale") in ("day", "full", "paper") else None
+    confirm = None
+    if options.get("scale") in ("day", "full", "paper"):
+        confirm = partial(_confirm, workers=as_group(options, opt.ClusterOptions).workers)
     result = reproduce_tables(tables or [], confirm=confirm, **options)
     if result.failed:
         notify(f"{len(result.failed)} cells failed; the same command tries them again")
@@ -58,14 +61,14 @@ def reproduce(
     return Answer(result, [*result_tables, facts])
 
 
-def _confirm(cells: list[Cell], place_settings: dict[str, Any]) -> bool:
+def _confirm(cells: list[Cell], place_settings: dict[str, Any], *, workers: int) -> bool:
     """Print the estimated cost of the cells to run, and return whether to run them.
 
-    The user is asked on a terminal only; elsewhere the answer is yes.
+    ``workers`` processes estimate it. The user is asked on a terminal only; elsewhere the answer is yes.
     """
     from reservoir_pipelines.paper.stages import estimate
 
-    estimate(cells, place_settings)
+    estimate(cells, place_settings, workers)
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     if not cells or not is_terminal:
         return True
@@ -86,7 +89,8 @@ def _planned_answer(tables: list[str], options: dict[str, Any]) -> Answer:
         as_group(options, opt.TaskOptions),
         as_group(options, opt.PlaceOptions),
     )
-    costs = estimate(plan.folder.unfinished(plan.cells), plan.place_settings)
+    workers = as_group(options, opt.ClusterOptions).workers
+    costs = estimate(plan.folder.unfinished(plan.cells), plan.place_settings, workers)
     rows = []
     for cell in plan.cells:
         if cost := costs.get(cell.key):

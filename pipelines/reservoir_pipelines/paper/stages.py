@@ -15,7 +15,7 @@ from reservoir_cache import CacheError, folder_bytes, refuse_links, untracked
 
 from reservoir import options as opt
 from reservoir.backbone_names import DEFAULT_BACKBONE
-from reservoir.devices import choose_device
+from reservoir.devices import choose_device, on_gpu
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.paper.families import paper_counts
@@ -27,6 +27,7 @@ from reservoir_pipelines.output import notify, size_text, time_text
 from reservoir_pipelines.paper.recipe import groups
 from reservoir_pipelines.paper.reproduction_folder import Cell
 from reservoir_pipelines.reports.views import fit_values, train_values
+from reservoir_pipelines.workers import map_pieces
 
 TRIAL_STEPS = 8
 TRIAL_ROWS = 32
@@ -222,20 +223,25 @@ NO_ESTIMATE = Cost()
 """The cost of a cell of a stage that has no trial."""
 
 
-def estimate(cells: Sequence[Cell], place_settings: Mapping[str, Any]) -> dict[str, Cost]:
+def estimate(cells: Sequence[Cell], place_settings: Mapping[str, Any], workers: int = 1) -> dict[str, Cost]:
     """Try one cell of each kind, print the total cost, and return the cost of each cell by its key.
 
-    ``place_settings`` has the user's cache, data and device.
+    ``place_settings`` has the user's cache, data and device; ``workers`` processes share the trials.
     """
-    cost_of_kind: dict[tuple[Any, ...], Cost] = {}
-    costs: dict[str, Cost] = {}
+    # Cells that differ only in other settings, such as the seed, take the same time.
+    cells_of_kinds: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
-        # Cells that differ only in other settings, such as the seed, take the same time.
         kind = cell.stage, cell.task, *(str(cell.settings.get(name)) for name in COSTLY)
-        if kind not in cost_of_kind:
-            notify(f"trying {cell.title}")
-            cost_of_kind[kind] = _cost_of_trial(cell, place_settings)
-        costs[cell.key] = cost_of_kind[kind]
+        cells_of_kinds.setdefault(kind, []).append(cell)
+    # On busy cores a trial counts processor time. A GPU has no such time, so that its trials run one after the other.
+    may_share = not on_gpu(choose_device(place_settings.get("device", "auto")))
+    trials = [(cells_of_kind[0], place_settings) for cells_of_kind in cells_of_kinds.values()]
+    costs_of_kinds = map_pieces(_cost_of_trial, trials, workers=workers if may_share else 1)
+    costs = {
+        cell.key: cost
+        for cells_of_kind, cost in zip(cells_of_kinds.values(), costs_of_kinds, strict=True)
+        for cell in cells_of_kind
+    }
     if costs:
         _notify_of_total(list(costs.values()))
     return costs
@@ -258,6 +264,7 @@ def _cost_of_trial(cell: Cell, place_settings: Mapping[str, Any]) -> Cost:
 
     ``place_settings`` has the user's cache, data and device.
     """
+    notify(f"trying {cell.title}")
     # Attention maps and cards take seconds, and the final scores of a pretraining run are too slow for a trial.
     if cell.stage not in ("fit", "train"):
         return NO_ESTIMATE
