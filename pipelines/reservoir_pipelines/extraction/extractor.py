@@ -19,8 +19,8 @@ from reservoir_cache import (
     Layout,
     Spec,
     encode,
-    load_arrays,
-    save_arrays,
+    load_input,
+    save_input,
 )
 from torch import Tensor
 
@@ -243,8 +243,8 @@ class Extractor:
             add_labels=add_labels,
         )
         # `fit` saves the units with its readout, because new rows have no training rows to draw them from.
-        if model.units and not load_arrays(entry, UNITS):
-            save_arrays(entry, UNITS, model.units.to_arrays(), {})
+        if model.units and load_input(entry, UNITS) is None:
+            save_input(entry, UNITS, model.units.to_arrays())
         return entry, missing
 
     def _refuse_long_texts(self) -> None:
