@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from reservoir_cache import broken_entries
 from reservoir_pipelines import export_features, extract, fit, import_features, predict
 from reservoir_pipelines.extraction import engine_folder
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -188,14 +189,16 @@ def spoil(path, **tensors):
     save_file(load_file(path) | tensors, path)
 
 
-def not_finite(folder):
-    states = load_file(folder / "hs_9.safetensors")["hidden_states"]
-    states[1, 2, 3] = float("nan")
-    spoil(folder / "hs_9.safetensors", hidden_states=states)
+def not_finite(folder, token=1):
+    states = torch.zeros(3, 3, WIDTH)
+    states[token, 2, 3] = float("nan")
+    spoil(folder / "hs_9.safetensors", hidden_states=states, token_ids=torch.tensor([BOS, 5, 6]))
 
 
 BROKEN = {
     "hs_9.safetensors: block07 (place 2 of hidden_states) is not finite at token 1": not_finite,
+    "hs_9.safetensors: place 2 of hidden_states is not finite at token 0": lambda folder: not_finite(folder, 0),
+    "hs_9.safetensors: place 2 of hidden_states is not finite at token 2": lambda folder: not_finite(folder, 2),
     "hs_9.safetensors: damaged": lambda folder: (folder / "hs_9.safetensors").write_bytes(
         (folder / "hs_9.safetensors").read_bytes()[:-10]
     ),
@@ -229,6 +232,7 @@ def test_damaged_and_mismatched_requests_are_refused(problem, table, requests, c
     BROKEN[problem](requests)
     flags = "--task", table[0], "--name", "m", "--layers", "0,3,7"
     assert problem in refusal("import-features", requests, *flags)
+    assert not broken_entries(cache)
 
 
 def test_a_request_that_the_engine_is_still_writing_is_refused(table, requests, refusal):

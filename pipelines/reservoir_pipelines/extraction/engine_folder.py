@@ -290,6 +290,15 @@ def _read_request(path: Path, digest: Any) -> tuple[RequestFile, "Tensor"]:
             )
         first_states = states[:1][0]
         last_states = states[tokens - 1 :][0]
+    # The first states become part of the entry's record, which has finite numbers only. Those of other tokens are
+    # checked when they are pooled.
+    for token, layer_states in ((0, first_states), (tokens - 1, last_states)):
+        is_finite = torch.isfinite(layer_states.float()).all(dim=1)  # (layers,)
+        if not is_finite.all():
+            place = int(is_finite.int().argmin())  # the first that is not
+            raise InputError(
+                f"{path}: place {place} of {STATES} is not finite at token {token}", RERUN_REQUEST
+            )
     digest.update(json.dumps([*shape, dtype]).encode())
     digest.update(token_ids.long().numpy().astype("<i8").tobytes())
     last_bytes = last_states.contiguous().view(torch.uint8)  # because NumPy has no bfloat16
