@@ -273,6 +273,21 @@ def test_rows_are_found_by_the_ids_of_the_table(table, requests, tmp_path):
         engine_folder.files_of_rows(requests, {"train": np.arange(3), "test": np.arange(2)}, more_allowed=False)
 
 
+def test_ids_may_end_like_the_random_digits_of_vllm(table, requests, tmp_path):
+    lines = [json.loads(line) for line in table[0].read_text().splitlines()]
+    for row, line in enumerate(lines):
+        line["id"] = f"img-{row:08d}"
+        (requests / f"hs_{row}.safetensors").rename(requests / f"img-{row:08d}.safetensors")
+    (tmp_path / "named.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    load(requests, [tmp_path / "named.jsonl"])
+    assert [*engine_folder.request_files(requests)][:2] == ["img-00000000", "img-00000001"]
+    (tmp_path / "twice").mkdir()
+    for name in ("7-00000001", "7-00000002", "8-00000001"):
+        write_request(tmp_path / "twice" / f"{name}.safetensors", 0)
+    with pytest.raises(InputError, match="are both of request 7; remove one of them"):
+        engine_folder.files_of_rows(tmp_path / "twice", {"train": np.array([7, 8])}, more_allowed=False)
+
+
 def test_model_revision_and_layers_are_part_of_the_key(table, requests):
     others = [{}, {"name": "other"}, {"revision": "b"}, {"layers": "0,3,6"}]
     assert len({load(requests, table, **options).store.entry.key for options in others}) == len(others)
