@@ -480,6 +480,11 @@ def test_imported_features_are_fitted_joined_shown_and_reported(
         ),
         ({"test": np.full((20, 6), 1e39)}, "row 0, column 0: the value is not a finite float32 number"),
         ({"test": np.full((20, 6), "x")}, "features cannot be read .Cannot cast array data from dtype.'<U1'"),
+        ({"train/clip/large": np.zeros((40, 6))}, r"array 'train/clip/large': pooling 'large': .*; rename the array"),
+        (
+            {"train/clip": np.zeros((40, 6)), "train/clip/mean": np.zeros((40, 6))},
+            "array 'train/clip/mean': another array is clip/mean of train, too; rename one",
+        ),
         ({"test": np.full((20, 6), None)}, "array 'test' holds Python objects"),
     ],
 )
