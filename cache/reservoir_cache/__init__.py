@@ -46,7 +46,7 @@ from reservoir_cache.spec import (
 
 if TYPE_CHECKING:
     from reservoir_cache.copying import Copied, copy_from, copy_to
-    from reservoir_cache.derived import load_arrays, save_arrays
+    from reservoir_cache.derived import load_arrays, load_input, move_input, save_arrays, save_input
     from reservoir_cache.hdf5 import open_hdf5
     from reservoir_cache.reader import FeatureRows, FeatureStore, SplitFeatures
     from reservoir_cache.shard import STORED_DTYPE, Encoded, encode, new_file
@@ -87,8 +87,10 @@ __all__ = [
     "last_entry",
     "list_entries",
     "load_arrays",
+    "load_input",
     "locked",
     "make_folder",
+    "move_input",
     "new_file",
     "new_folder",
     "open_hdf5",
@@ -107,6 +109,7 @@ __all__ = [
     "required_bytes",
     "rows_per_block",
     "save_arrays",
+    "save_input",
     "summarize",
     "sync",
     "temporary_folder",

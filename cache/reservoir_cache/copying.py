@@ -1,6 +1,7 @@
 """Copy finished entries to and from a folder behind a URL, as "Copies" in FORMAT.md describes.
 
-A copy holds the features and labels of an entry: its specification, its manifests, and the files that they list. The
+A copy holds the features and labels of an entry, and the arrays of its input layer: its specification, the manifests
+of these, and the files that they list. The
 specification is written last, on both sides, so that a half-made copy is not an entry. A copy that was stopped goes on
 where it stopped: a file that exists with the listed size and checksum is not sent again.
 """
@@ -12,20 +13,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from reservoir_cache.catalog import ENTRY_FOLDER, check_space
-from reservoir_cache.derived import fault
-from reservoir_cache.entry import Entry, Shard, TargetFile, page_name
+from reservoir_cache.derived import ArrayFile, listed
+from reservoir_cache.entry import MANIFEST_FILE, Entry, Shard, TargetFile, page_name
 from reservoir_cache.errors import CacheError, repair_command
 from reservoir_cache.locks import LOCK_FILE, entry_locks, mark_last, process_text
-from reservoir_cache.paths import file_crc32, is_regular, read_regular, refuse_links
+from reservoir_cache.paths import fault, file_crc32, is_regular, read_regular, refuse_links
 from reservoir_cache.publish import make_folder, publish, replacing
 from reservoir_cache.remote import RemoteError, RemoteFolder
-from reservoir_cache.spec import SPEC_FILE
+from reservoir_cache.spec import INPUT, SPEC_FILE
 
 DOCUMENT_BYTES = 2**30
 """Most bytes of the specification and the manifests of a copy.
 
 Those of an entry with a million blocks, the most that an entry can have, of 26 columns take about 0.8 GB.
 """
+
+Line = Shard | TargetFile | ArrayFile
+"""The line of a file in a manifest, with its size and checksum."""
 
 Progress = Callable[[int], AbstractContextManager[Callable[[], object]]]
 """Is called with the number of files, and returns a context whose value is called after each of them."""
@@ -42,7 +46,7 @@ class Copied:
 
     entry: Path  # folder of the entry in the cache
     url: str  # of the entry's copy, without credentials
-    files: int  # number of copied files of features and labels
+    files: int  # number of copied files of features, labels and the input layer
     skipped: int  # number of files that had been copied before
     bytes: int  # total size of the copied files
 
@@ -55,7 +59,7 @@ class _Documents:
     names: tuple[str, ...]  # paths in the folder: the pages of all manifests, then spec.json
 
     @property
-    def files(self) -> dict[str, Shard | TargetFile]:
+    def files(self) -> dict[str, Line]:
         """Every file that the manifests list, by its path in the entry."""
         return _listed_files(self.entry)
 
@@ -124,9 +128,9 @@ def copy_from(url: str, name: str, root: Path, progress: Progress = _no_progress
             raise CacheError(
                 f"{folder.title}: holds an entry of another task or key; copy the entry there again"
             )
-        # Neither the entry's folder, nor the two folders above it (of the task, and of all features), nor those of its
-        # splits may be links, which could lead out of the cache.
-        refuse_links(path, *path.parents[:2], *(path / split for split in entry.splits))
+        # Neither the entry's folder, nor the two folders above it (of the task, and of all features), nor those in it
+        # may be links, which could lead out of the cache.
+        refuse_links(path, *path.parents[:2], *(path / name for name in (*entry.splits, INPUT)))
         # An entry that exists keeps its files, which must be those of the copy.
         if (path / SPEC_FILE).exists():
             _refuse_other_files(Entry.open(path), documents, folder)
@@ -151,13 +155,18 @@ def copy_from(url: str, name: str, root: Path, progress: Progress = _no_progress
         return _result(path, folder, documents, missing)
 
 
-def _listed_files(entry: Entry) -> dict[str, Shard | TargetFile]:
-    """Return the line of each file that the manifests of an entry list, by its path in the entry."""
-    return {
-        f"{split}/{file}": line
-        for split in entry.splits
-        for file, line in entry.manifest(split).files.items()
-    }
+def _listed_files(entry: Entry) -> dict[str, Line]:
+    """Return the line of each file that the manifests of an entry list, but derived arrays, by its path in the entry.
+
+    Raises CacheError if a manifest is damaged.
+    """
+    lines_of_input = listed(entry.path / INPUT)
+    if lines_of_input is None:
+        raise CacheError(f"{entry.path / INPUT / MANIFEST_FILE}: damaged; {repair_command(entry.key)}")
+    lines: dict[str, Line] = {f"{INPUT}/{file}": line for file, line in lines_of_input.items()}
+    for split in entry.splits:
+        lines |= {f"{split}/{file}": line for file, line in entry.manifest(split).files.items()}
+    return lines
 
 
 def _refuse_unfit_entry(entry: Entry) -> None:
@@ -169,9 +178,7 @@ def _refuse_unfit_entry(entry: Entry) -> None:
         raise CacheError(f"{entry.path}: used by {process}; copy it when that process has ended")
 
 
-def _result(
-    path: Path, folder: RemoteFolder, documents: _Documents, missing: dict[str, Shard | TargetFile]
-) -> Copied:
+def _result(path: Path, folder: RemoteFolder, documents: _Documents, missing: dict[str, Line]) -> Copied:
     """Return the result of copying the ``missing`` files; the other listed files had been copied before."""
     return Copied(
         entry=path,
@@ -212,12 +219,17 @@ def _documents(
             raise CacheError(
                 f"{title}: not a finished copy, because it has no {SPEC_FILE}; copy the entry again"
             )
-        # The specification says which pages there may be; a page that does not exist lists nothing.
+        # The specification says which pages there may be; a page that does not exist lists nothing. Only an input layer
+        # that was drawn from the data has a manifest.
         entry = Entry.open(copy)
         pages: list[str] = []
         for split in entry.splits:
             names = [f"{split}/{page_name(page)}" for page in range(entry.page_count(split))]
             pages += [name for name in names if store(name)]
+        manifest_of_input = f"{INPUT}/{MANIFEST_FILE}"
+        if store(manifest_of_input):
+            pages.append(manifest_of_input)
+        _listed_files(entry)  # raises CacheError for a damaged manifest
         progress = entry.progress()
     except RemoteError:
         raise  # its message names the URL already
@@ -325,7 +337,7 @@ def _refuse_other_files(entry: Entry, documents: _Documents, folder: RemoteFolde
             raise CacheError(f"{entry.path / file}: {problem}; {repair_command(entry.key)}")
 
 
-def _is_stored(path: Path, line: Shard | TargetFile) -> bool:
+def _is_stored(path: Path, line: Line) -> bool:
     """Return whether a file exists with the size and checksum of its line in a manifest."""
     return is_regular(path, line.bytes) and file_crc32(path) == line.crc32
 
@@ -342,7 +354,7 @@ def _unless_created(path: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(folder: RemoteFolder, file: str, line: Shard | TargetFile, path: Path) -> None:
+def _fetch(folder: RemoteFolder, file: str, line: Line, path: Path) -> None:
     """Copy a file from ``folder`` to ``path``; it appears only if size and checksum match its line in the manifest."""
     make_folder(path.parent)
     with replacing(path) as temporary:

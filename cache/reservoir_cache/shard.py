@@ -27,6 +27,9 @@ from reservoir_cache.hdf5 import open_hdf5
 STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
 """Data type on disk by the specification's ``store``; NumPy has no bfloat16, so its bits are stored."""
 
+# Values that differ by less, as a share of themselves, differ by errors of float32 arithmetic, which nobody needs.
+_ROUNDING_ERROR = 1e-4
+
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of positive infinity
 
 _SLAB_VALUES = 2**16  # values that are decoded together, so that they stay in the processor's cache
@@ -226,7 +229,7 @@ def encode(
 
     Each ``offset_rows`` consecutive rows share an offset; by default all of them. ``column``, and the number
     ``first_row`` of the first row in its split, are for messages. Raises CacheError for a value that is not finite, or
-    would be infinite after rounding.
+    would be infinite after rounding, and if rounding makes all rows of a column equal that were not.
     """
     x = np.ascontiguousarray(x, dtype="<f4")
     rows, _, width = x.shape
@@ -256,16 +259,27 @@ def encode(
     # take a quarter of the time of a mask of all infinite values, so only a block that overflows gets a mask.
     bits = values.view(np.uint16)
     infinity = _INFINITY[store]
-    overflows = bits.view(np.int16).max() >= infinity or bits.max() >= infinity + 0x8000
+    largest_positive, largest_negative = bits.view(np.int16).max(), bits.max()
+    overflows = largest_positive >= infinity or largest_negative >= infinity + 0x8000
+    all_are_zero = largest_positive <= 0 and largest_negative in (0, 0x8000)
+    wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
     if overflows:
         # The message needs the position of the first infinity. (NaN has these bits, too, but no value is NaN.)
         index = _first_index((bits & infinity) == infinity)
         row, _, channel = index
         distance = abs(x[index] - offsets[row // group_rows, channel])
-        wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
         where = _position_text(index, column, first_row)
         problem = f"{where}: {x[index]:g} differs by {distance:.3g} from its channel's mean"
         raise CacheError(f"{problem}, which overflows {store}; extract with {wider}")
+    # All rows of the column would be equal. That is a loss unless they differ by rounding errors alone.
+    if all_are_zero:
+        distances = np.abs(x - offsets.repeat(group_rows, axis=0)[:rows, None])
+        is_lost = distances > _ROUNDING_ERROR * np.abs(x)
+        if is_lost.any():
+            index = _first_index(is_lost)
+            where = _position_text(index, column, first_row)
+            problem = f"{where}: {x[index]:g} differs by {distances[index]:.3g} from its channel's mean"
+            raise CacheError(f"{problem}, too little for {store}; extract with {wider}")
     return Encoded(values, offsets)
 
 

@@ -27,10 +27,12 @@ SPEC_FILE = "spec.json"
 STORES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """The data types on disk, and the bytes of a value in each."""
 
-RESERVED = ("moments", "runs")
+MOMENTS = "moments"  # folder of an entry with its derived arrays (see `derived`)
+INPUT = "input"  # folder of an entry with the arrays of its input layer (see `derived`)
+RESERVED = (INPUT, MOMENTS, "runs")
 """Folders of an entry that hold no split, so that no split may have their names.
 
-Derived arrays lie in ``moments`` (see `derived`), and the records of processes at work in ``runs`` (see `locks`).
+The records of processes at work lie in ``runs`` (see `locks`).
 """
 
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -11,7 +11,7 @@ from reservoir_cache.errors import CacheError, Problem, repair_command
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.paths import fault, file_crc32, is_regular
 from reservoir_cache.shard import UNREADABLE, inspect_shard
-from reservoir_cache.spec import FORMAT
+from reservoir_cache.spec import FORMAT, INPUT, MOMENTS
 
 
 def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
@@ -24,15 +24,11 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     for split in entry.splits:
         problems += _damage_of_split(entry, split, contents=contents)
     damaged_splits = {problem.path.parent.name for problem in problems}
-    # Arrays that were derived from the features, such as moments, which have a manifest of their own.
-    manifest = entry.path / derived.FOLDER / MANIFEST_FILE
-    remedy = "it is computed again when needed"
-    lines = derived.listed(manifest.parent)
-    if lines is None:
-        problems.append(Problem(manifest, "damaged", remedy))
-    else:
-        files_exist = any(manifest.parent.glob("*.h5"))
-        problems += _damage(manifest, lines, remedy, files_exist=files_exist, contents=contents)
+    # Arrays of the input layer, and those that were derived from the features, have manifests of their own.
+    problems += _damage_of_arrays(entry.path / INPUT, repair_command(entry.key), contents=contents)
+    problems += _damage_of_arrays(
+        entry.path / MOMENTS, "it is computed again when needed", contents=contents
+    )
     # Splits that are not finished, although none of their files is damaged.
     with suppress(CacheError):  # a damaged manifest has been reported above
         for split, (finished, count) in entry.progress().items():
@@ -40,6 +36,16 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
                 problem = f"not finished: {finished} of {count} blocks exist"
                 problems.append(Problem(entry.path / split, problem, "run the same extract again"))
     return problems
+
+
+def _damage_of_arrays(folder: Path, remedy: str, *, contents: bool) -> list[Problem]:
+    """Return the damage in a folder of arrays (see `derived`); ``remedy`` is what to do about it."""
+    manifest = folder / MANIFEST_FILE
+    lines = derived.listed(folder)
+    if lines is None:
+        return [Problem(manifest, "damaged", remedy)]
+    fields = {file: vars(line) for file, line in lines.items()}
+    return _damage(manifest, fields, remedy, files_exist=any(folder.glob("*.h5")), contents=contents)
 
 
 def _damage_of_split(entry: Entry, split: str, *, contents: bool) -> list[Problem]:
@@ -98,7 +104,7 @@ def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Prob
         # `mutex` keeps out other processes and threads that read, change and replace a manifest.
         locks = entry_locks(entry.path)
         with locks.at_work(), locks.mutex():
-            if folder.name == derived.FOLDER:
+            if folder.name in (INPUT, MOMENTS):
                 derived.forget(folder, file)
                 is_repaired = True
             else:
@@ -124,7 +130,7 @@ def _repair(entry: Entry, split: str, file: str) -> bool:
     line = page.files.get(file)
     if line is None:
         return False
-    # `fault` takes the fields of a line by name, as the manifest of derived arrays has them.
+    # `fault` takes the fields of a line by name.
     is_sound = fault(folder / file, vars(line)) is None
     if is_sound:
         return False

@@ -22,8 +22,12 @@ from reservoir_cache import (
     copy_from,
     copy_to,
     list_entries,
+    load_input,
+    move_input,
     publish_json,
     repair,
+    save_arrays,
+    save_input,
     verify,
     without_credentials,
 )
@@ -121,6 +125,43 @@ def test_several_pages_are_copied_and_moments_are_not(tmp_path, toy, monkeypatch
     copy_to(entry, "memory://bucket")
     back = copy_from("memory://bucket", "toy", tmp_path / "other")
     assert toy.digest(back.entry) == before and "train/manifest-2.json" in before
+
+
+def test_arrays_of_the_input_layer_are_copied_verified_and_repaired_like_features(full, tmp_path, url):
+    save_input(full, "units", {"a": np.arange(5)})
+    assert (copy_to(full, url).files, copy_to(full, url).skipped) == (7, 7)
+    back = copy_from(url, "toy", tmp_path / "other")
+    entry = Entry.open(back.entry)
+    assert back.files == 7 and verify(entry) == []
+    np.testing.assert_array_equal(load_input(entry, "units")["a"], np.arange(5))
+    flip(back.entry / "input" / "units.h5", 1000)
+    (problem,) = verify(entry)
+    assert "checksum" in problem.what and "repair" in problem.repair and load_input(entry, "units") is None
+    with pytest.raises(CacheError, match=r"input/units\.h5: damaged.*repair"):
+        copy_to(entry, f"{url}/again")
+    assert repair(entry) == [problem] and verify(entry) == []
+
+
+@pytest.mark.parametrize("line", [{"bytes": -1}, {"crc32": "../../.."}, {"bytes": "5"}, {"more": 1}])
+def test_a_copy_with_a_damaged_manifest_of_the_input_layer_is_refused(full, tmp_path, line):
+    save_input(full, "units", {"a": np.arange(5)})
+    copy_to(full, f"file://{tmp_path}/share")
+    files = {"units.h5": {"bytes": 5, "crc32": "00000000", **line}}
+    publish_json(tmp_path / "share" / place_of(full) / "input" / "manifest.json", {"files": files})
+    with pytest.raises(CacheError, match=r"input/manifest\.json: damaged"):
+        copy_from(f"file://{tmp_path}/share", "toy", tmp_path / "other")
+    assert not list_entries(tmp_path / "other")
+
+
+def test_arrays_of_the_input_layer_of_an_older_entry_are_read_and_can_be_moved(full):
+    save_arrays(full, "units", {"a": np.arange(5)}, {})
+    np.testing.assert_array_equal(load_input(full, "units")["a"], np.arange(5))
+    for _ in range(2):
+        move_input(full, "units")
+        (full.path / "moments" / "manifest.json").unlink(missing_ok=True)
+        np.testing.assert_array_equal(load_input(full, "units")["a"], np.arange(5))
+    move_input(full, "other")
+    assert load_input(full, "other") is None
 
 
 def test_copying_again_sends_nothing_and_checks_every_file(full, tmp_path, url):

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import reservoir_cache
-from reservoir_cache import FORMAT, Spec, checksums, publish, save_arrays
+from reservoir_cache import FORMAT, Spec, checksums, publish, save_arrays, save_input
 from reservoir_cache.shard import OPTIONAL_TARGETS, TARGET_RANKS, Encoded, file_content, shard_content
 from reservoir_cache.spec import BackboneSpec, DataSpec, InitSpec, InputSpec, canonical_json
 
@@ -107,6 +107,7 @@ def test_the_tree_in_the_format_names_every_file(toy, tmp_path, monkeypatch):
     monkeypatch.setattr("reservoir_cache.entry.PAGE_BLOCKS", 2)
     full = toy.fill(toy.entry(tmp_path))
     save_arrays(full, "ridge", {"n": np.arange(3)}, {})
+    save_input(full, "units", {"n": np.arange(3)})
     tree = re.findall(r"^        (\S+)", TEXT.partition("## Folders")[2].partition("\n##")[0], re.MULTILINE)
     patterns = [re.sub("<[a-z]+>", "[A-Za-z0-9._-]+", re.escape(name).replace(r"\.", ".")) for name in tree]
     with toy.claim(full, "train", 0):

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from reservoir_cache import broken_entries
 from reservoir_pipelines import export_features, extract, fit, import_features, predict
 from reservoir_pipelines.extraction import engine_folder
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -188,14 +189,16 @@ def spoil(path, **tensors):
     save_file(load_file(path) | tensors, path)
 
 
-def not_finite(folder):
-    states = load_file(folder / "hs_9.safetensors")["hidden_states"]
-    states[1, 2, 3] = float("nan")
-    spoil(folder / "hs_9.safetensors", hidden_states=states)
+def not_finite(folder, token=1):
+    states = torch.zeros(3, 3, WIDTH)
+    states[token, 2, 3] = float("nan")
+    spoil(folder / "hs_9.safetensors", hidden_states=states, token_ids=torch.tensor([BOS, 5, 6]))
 
 
 BROKEN = {
     "hs_9.safetensors: block07 (place 2 of hidden_states) is not finite at token 1": not_finite,
+    "hs_9.safetensors: place 2 of hidden_states is not finite at token 0": lambda folder: not_finite(folder, 0),
+    "hs_9.safetensors: place 2 of hidden_states is not finite at token 2": lambda folder: not_finite(folder, 2),
     "hs_9.safetensors: damaged": lambda folder: (folder / "hs_9.safetensors").write_bytes(
         (folder / "hs_9.safetensors").read_bytes()[:-10]
     ),
@@ -229,6 +232,7 @@ def test_damaged_and_mismatched_requests_are_refused(problem, table, requests, c
     BROKEN[problem](requests)
     flags = "--task", table[0], "--name", "m", "--layers", "0,3,7"
     assert problem in refusal("import-features", requests, *flags)
+    assert not broken_entries(cache)
 
 
 def test_a_request_that_the_engine_is_still_writing_is_refused(table, requests, refusal):
@@ -267,6 +271,21 @@ def test_rows_are_found_by_the_ids_of_the_table(table, requests, tmp_path):
         assert np.array_equal(by_id[split]["block07/mean"], by_number[split]["block07/mean"])
     with pytest.raises(InputError, match="the id '0' names several rows"):
         engine_folder.files_of_rows(requests, {"train": np.arange(3), "test": np.arange(2)}, more_allowed=False)
+
+
+def test_ids_may_end_like_the_random_digits_of_vllm(table, requests, tmp_path):
+    lines = [json.loads(line) for line in table[0].read_text().splitlines()]
+    for row, line in enumerate(lines):
+        line["id"] = f"img-{row:08d}"
+        (requests / f"hs_{row}.safetensors").rename(requests / f"img-{row:08d}.safetensors")
+    (tmp_path / "named.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    load(requests, [tmp_path / "named.jsonl"])
+    assert [*engine_folder.request_files(requests)][:2] == ["img-00000000", "img-00000001"]
+    (tmp_path / "twice").mkdir()
+    for name in ("7-00000001", "7-00000002", "8-00000001"):
+        write_request(tmp_path / "twice" / f"{name}.safetensors", 0)
+    with pytest.raises(InputError, match="are both of request 7; remove one of them"):
+        engine_folder.files_of_rows(tmp_path / "twice", {"train": np.array([7, 8])}, more_allowed=False)
 
 
 def test_model_revision_and_layers_are_part_of_the_key(table, requests):

@@ -20,6 +20,7 @@ from reservoir_pipelines import export_features, extract, fit, import_features, 
 from reservoir_pipelines.extraction import entries
 from reservoir_pipelines.extraction import export_features as exporting
 from reservoir_pipelines.extraction import import_features as importing
+from reservoir_pipelines.extraction.extract import find_entry
 from reservoir_pipelines.extraction.feature_files import FORMATS, Stored
 from reservoir_pipelines.files import write_checked
 from safetensors.numpy import save_file
@@ -420,6 +421,16 @@ def test_every_format_gives_the_same_entry_however_small_its_blocks(own_arrays, 
     assert import_features(tmp_path / "other.npz", task=task, name="lab").store.entry.key not in keys
 
 
+def test_the_same_features_under_two_names_are_told_apart_by_their_folders(own_arrays, tmp_path):
+    task, arrays = own_arrays
+    np.savez(tmp_path / "f.npz", **arrays)
+    first, second = (import_features(tmp_path / "f.npz", task=task, name=name, cache=tmp_path) for name in "ab")
+    key, folders = first.store.entry.key, f"{first.entry.name}, {second.entry.name}"
+    with pytest.raises(InputError, match=f"is the key of 2 entries; name one of {folders}"):
+        find_entry(tmp_path, key)
+    assert find_entry(tmp_path, second.entry.name).path == second.entry
+
+
 def test_columns_of_floats_are_read_side_by_side_in_tables_of_bounded_size(own_arrays, tmp_path):
     task, arrays = own_arrays
     splits = np.repeat([*ROWS], [*ROWS.values()])
@@ -469,6 +480,11 @@ def test_imported_features_are_fitted_joined_shown_and_reported(
         ),
         ({"test": np.full((20, 6), 1e39)}, "row 0, column 0: the value is not a finite float32 number"),
         ({"test": np.full((20, 6), "x")}, "features cannot be read .Cannot cast array data from dtype.'<U1'"),
+        ({"train/clip/large": np.zeros((40, 6))}, r"array 'train/clip/large': pooling 'large': .*; rename the array"),
+        (
+            {"train/clip": np.zeros((40, 6)), "train/clip/mean": np.zeros((40, 6))},
+            "array 'train/clip/mean': another array is clip/mean of train, too; rename one",
+        ),
         ({"test": np.full((20, 6), None)}, "array 'test' holds Python objects"),
     ],
 )

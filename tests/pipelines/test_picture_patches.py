@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from reservoir_pipelines import explain, extract, fit, predict
 from reservoir_pipelines.extraction.extractor import load_extractor
 from reservoir_pipelines.fitting import kernel_fitter
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.preparation.prepare import prepare
 from sklearn.datasets import load_digits
@@ -205,6 +207,26 @@ def test_the_key_has_the_seed_and_the_rows_that_the_patches_come_from(features, 
     assert len({spec.key, *others}) == 4
     whole = extract("digits", limit=8, input="patches", pool="excess2", cache=tmp_path)
     assert (whole.store.entry.spec.backbone.family, whole.store.entry.spec.input.patch) == ("kernels", 8)
+
+
+def test_a_copied_entry_is_fitted_and_one_without_units_is_refused_before_the_fit(tmp_path, call):
+    settings = {"limit": 40, "pool": "excess2", "cache": tmp_path / "first", **SMALL}
+    made = extract("digits", **settings)
+    units = made.entry / "input"
+    url = f"file://{tmp_path}/share"
+    # An entry of an earlier version has its units among the derived arrays.
+    units.rename(made.entry / "moments")
+    assert call("cache", "copy", "digits", url, "--cache", tmp_path / "first")[0] == 0
+    assert call("cache", "copy", url, "digits", "--cache", tmp_path / "second")[0] == 0
+    copied = tmp_path / "second" / made.entry.relative_to(tmp_path / "first")
+    assert Bundle.load(fit(copied, select="valid").saved).parts[0].units is not None
+    for folder in ("input", "moments"):
+        (copied / folder / "manifest.json").unlink(missing_ok=True)
+    with pytest.raises(InputError, match="units of its input layer are missing; extract its task again"):
+        FitData.open_entries(copied)
+    shutil.rmtree(units)
+    shutil.rmtree(made.entry / "moments")
+    assert extract("digits", **settings).rows == made.rows and (units / "patch-units.h5").is_file()
 
 
 def test_labels_have_no_part_in_the_units(features):

@@ -3,6 +3,7 @@
 import math
 import tempfile
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -118,6 +119,11 @@ def test_a_gpu_encodes_as_the_host(gpu, store):
         columns["b/last"][5, 0, 1] = wrong
         with pytest.raises(CacheError, match="b/last, row 12, token 0, channel 1: "):
             encoded()
+    columns["b/last"] = np.zeros((5, 1, 3), np.float32)
+    assert not encoded()["b/last"].values.any()
+    columns["b/last"][0, 0, 0] = 1e-10
+    with pytest.raises(CacheError, match="too little") if store == "float16" else nullcontext():
+        encoded()
 
 
 def test_copies_to_the_host_begin_after_their_rows_and_float32_is_freed_before_them(gpu, monkeypatch):

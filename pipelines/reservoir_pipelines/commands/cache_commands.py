@@ -201,7 +201,13 @@ def copy(
         # Your own data is named by its path here, as for all commands, and by its file name behind the URL.
         copied = store.copy_from(source, Path(destination).name, root, _copy_progress)
     else:
-        copied = store.copy_to(_find_entry(source, root), destination, _copy_progress)
+        from reservoir.inputs.patch_units import UNITS  # slow to import
+
+        entry = _find_entry(source, root)
+        store.move_input(
+            entry, UNITS
+        )  # those of entries made before 2026-11-28 lie where copies leave them out
+        copied = store.copy_to(entry, destination, _copy_progress)
     return Answer(vars(copied))
 
 

@@ -16,7 +16,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,10 +61,13 @@ def is_engine_folder(path: Path) -> bool:
     return not is_exported and bool(request_files(path))
 
 
-def request_files(folder: Path) -> dict[str, Path]:
-    """Return the safetensors files of a folder by the names of their requests, request 9 before request 10."""
+def request_files(folder: Path, row_ids: Collection[str] | None = None) -> dict[str, Path]:
+    """Return the safetensors files of a folder by the names of their requests, request 9 before request 10.
+
+    ``row_ids`` are the ids of the rows that the requests belong to, None if they are not known.
+    """
     paths = [path for path in folder.glob("*.safetensors") if path.is_file()]
-    request_names = _request_names([path.stem for path in paths])
+    request_names = _request_names([path.stem for path in paths], row_ids)
     path_of_request: dict[str, Path] = {}
     for name, path in zip(request_names, paths, strict=True):
         if name in path_of_request:
@@ -76,17 +79,22 @@ def request_files(folder: Path) -> dict[str, Path]:
     return {name: path_of_request[name] for name in sorted(path_of_request, key=_sort_key)}
 
 
-def _request_names(stems: Sequence[str]) -> Sequence[str]:
+def _request_names(stems: Sequence[str], row_ids: Collection[str] | None) -> Sequence[str]:
     """Return the name of the request of each file of a folder, by the names of the files without their suffix.
 
     speculators names the file of row 12 ``hs_12``, whose request is ``12``. vLLM names a file by the id of its request,
     a hyphen and eight random hexadecimal digits. If not all names have one of these forms, they are those of the
-    requests.
+    requests, as they are if ids of rows have such a form themselves, like ``img-00000007``: one of the ``row_ids`` is
+    such a name, or, if these are not known, two files would have one name.
     """
+    if row_ids and not {*row_ids}.isdisjoint(stems):
+        return stems
     for pattern in (r"hs_(\d+)", r"(.+)-[0-9a-f]{8}"):
         matches = [re.fullmatch(pattern, stem, re.DOTALL) for stem in stems]
         if all(matches):
-            return [match[1] for match in matches if match]
+            names = [match[1] for match in matches if match]
+            are_unique = len({*names}) == len(names)
+            return names if are_unique or row_ids else stems
     return stems
 
 
@@ -125,7 +133,7 @@ def files_of_rows(
         raise InputError(
             f"{folder}: the id {most_common_id!r} names several rows", "give each row an id of its own"
         )
-    files = request_files(folder)
+    files = request_files(folder, row_ids)
     rows_without_request = [row_id for row_id in row_ids if row_id not in files]
     known_ids = {*row_ids}
     requests_without_row = [path.name for name, path in files.items() if name not in known_ids]
@@ -290,6 +298,15 @@ def _read_request(path: Path, digest: Any) -> tuple[RequestFile, "Tensor"]:
             )
         first_states = states[:1][0]
         last_states = states[tokens - 1 :][0]
+    # The first states become part of the entry's record, which has finite numbers only. Those of other tokens are
+    # checked when they are pooled.
+    for token, layer_states in ((0, first_states), (tokens - 1, last_states)):
+        is_finite = torch.isfinite(layer_states.float()).all(dim=1)  # (layers,)
+        if not is_finite.all():
+            place = int(is_finite.int().argmin())  # the first that is not
+            raise InputError(
+                f"{path}: place {place} of {STATES} is not finite at token {token}", RERUN_REQUEST
+            )
     digest.update(json.dumps([*shape, dtype]).encode())
     digest.update(token_ids.long().numpy().astype("<i8").tobytes())
     last_bytes = last_states.contiguous().view(torch.uint8)  # because NumPy has no bfloat16

@@ -207,6 +207,10 @@ def find_entry(root: Path, name: str, *, labelled: bool = False, **flags: Any) -
         if name == entry.path.name or (may_be_digits and entry.key.startswith(name))
     ]
     if len(matching) > 1:
+        # The key does not depend on the first part of a folder's name, so several folders may have the same features.
+        if len({entry.key for entry in matching}) == 1:
+            folders = ", ".join(entry.path.name for entry in matching)
+            raise InputError(f"{name!r} is the key of {len(matching)} entries", f"name one of {folders}")
         raise InputError(f"{name!r} matches {len(matching)} entries", "give more digits of the key")
     return matching[0] if matching else _entry_of_task(root, name, flags, labelled=labelled)
 

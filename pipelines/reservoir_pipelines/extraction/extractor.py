@@ -19,8 +19,8 @@ from reservoir_cache import (
     Layout,
     Spec,
     encode,
-    load_arrays,
-    save_arrays,
+    load_input,
+    save_input,
 )
 from torch import Tensor
 
@@ -243,8 +243,8 @@ class Extractor:
             add_labels=add_labels,
         )
         # `fit` saves the units with its readout, because new rows have no training rows to draw them from.
-        if model.units and not load_arrays(entry, UNITS):
-            save_arrays(entry, UNITS, model.units.to_arrays(), {})
+        if model.units and load_input(entry, UNITS) is None:
+            save_input(entry, UNITS, model.units.to_arrays())
         return entry, missing
 
     def _refuse_long_texts(self) -> None:
@@ -367,11 +367,11 @@ def start_encoding(features: Launched, store: str, first_row: int) -> Callable[[
 
         return encode_on_host
     rounded = {name: round_on_device(x, store) for name, x in features.columns.items()}
-    are_finite = torch.cat([column.is_finite for column in rounded.values()])
+    are_sound = torch.cat([column.is_sound for column in rounded.values()])
     return ColumnsOnGpu(
         columns=features.columns,
         rounded=rounded,
-        are_finite=are_finite,
+        are_sound=are_sound,
         store=store,
         first_row=first_row,
         computed=devices.computed(features.device),  # after the GPU was given all of the above
@@ -384,7 +384,9 @@ class Rounded:
 
     offset: Tensor  # (width,) of float32, which has been subtracted from the values, unless the cache stores float32
     values: Tensor  # (rows, tokens, width) in the data type of the cache
-    is_finite: Tensor  # (1,) of bool: whether all values can be stored; on the device, so that nothing waits for it
+    # (1,) of bool: whether all values are finite, and some not 0, so that rounding has certainly not made all values
+    # 0; on the device, so that nothing waits for it
+    is_sound: Tensor
 
 
 def round_on_device(x: Tensor, store: str) -> Rounded:
@@ -398,10 +400,10 @@ def round_on_device(x: Tensor, store: str) -> Rounded:
     sums_of_parts = [part.sum((0, 1), dtype=torch.float64) for part in x.split(SUMMED_ROWS)]
     total = torch.stack(sums_of_parts).sum(0)
     offset = (total / (x.shape[0] * x.shape[1])).float()
-    values = x
-    if store != "float32":  # float32 is stored as it is
-        values = torch.sub(x, offset, out=torch.empty_like(x, dtype=getattr(torch, store)))
-    return Rounded(offset, values, values.isfinite().all().reshape(1))
+    if store == "float32":  # stored as it is
+        return Rounded(offset, x, x.isfinite().all().reshape(1))
+    values = torch.sub(x, offset, out=torch.empty_like(x, dtype=getattr(torch, store)))
+    return Rounded(offset, values, (values.isfinite().all() & values.any()).reshape(1))
 
 
 @dataclass(eq=False)
@@ -414,7 +416,7 @@ class ColumnsOnGpu:
 
     columns: Mapping[str, Tensor]  # the features in float32, by the name of the column
     rounded: Mapping[str, Rounded]  # by the name of the column
-    are_finite: Tensor  # (columns,) of bool: whether all values of a column can be stored
+    are_sound: Tensor  # (columns,) of bool: `Rounded.is_sound` of each column
     store: str  # data type of the cache
     first_row: int  # number of the first row in its split, for messages
     computed: Any  # the event of the GPU after which all of these tensors have their values
@@ -422,8 +424,8 @@ class ColumnsOnGpu:
     def __call__(self) -> dict[str, Encoded]:
         """Return the encoded columns, and free those on the GPU; raise CacheError for a value that cannot be stored."""
         offsets = [column.offset for column in self.rounded.values()]
-        finite_bytes, *offset_bytes = self._fetch_bytes([self.are_finite, *offsets])
-        self._refuse_not_finite(finite_bytes)
+        sound_bytes, *offset_bytes = self._fetch_bytes([self.are_sound, *offsets])
+        self._check(sound_bytes)
         # The features in float32 are not needed any more. They take two thirds of the memory of a block on the GPU, so
         # they are freed before the values are copied.
         self.columns = {}
@@ -436,10 +438,10 @@ class ColumnsOnGpu:
         self.rounded = {}
         return encoded
 
-    def _refuse_not_finite(self, are_finite: np.ndarray) -> None:
-        """Raise CacheError for the first value that cannot be stored; ``are_finite`` (columns,) is 0 for its column."""
-        for (name, x), is_finite in zip(self.columns.items(), are_finite, strict=True):
-            if not is_finite:  # encoding on the host finds the value, and raises the error
+    def _check(self, are_sound: np.ndarray) -> None:
+        """Raise CacheError for the first value that cannot be stored; ``are_sound`` (columns,) is 0 for its column."""
+        for (name, x), is_sound in zip(self.columns.items(), are_sound, strict=True):
+            if not is_sound:  # encoding on the host finds the value, if there is one, and raises the error
                 encode(x.cpu().numpy(), self.store, column=name, first_row=self.first_row)
 
     def _fetch_bytes(self, tensors: list[Tensor]) -> list[np.ndarray]:

@@ -29,6 +29,7 @@ from reservoir_cache import (
 from reservoir.errors import InputError, first_line
 from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, TaskOptions
+from reservoir.pooling import find_pooling
 from reservoir.tasks.task import MISSING, Task
 from reservoir_pipelines.data.feature_arrays import open_arrays
 from reservoir_pipelines.extraction.entries import (
@@ -363,7 +364,16 @@ def _arrays_by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared)
         is_matrix = len(array.shape) == 2 and array.shape[1] > 0
         if not is_matrix or array.shape[0] != prepared.rows.get(split):
             raise InputError(f"{file}: array {key!r} has the shape {array.shape}", remedy)
-        columns.setdefault(column, {})[split] = array
+        # `fit` reads columns by layer and pooling, and refuses names that are no poolings.
+        try:
+            find_pooling(column.partition("/")[2])
+        except InputError as error:
+            raise InputError(f"{file}: array {key!r}: {error}", "rename the array") from error
+        if split in columns.setdefault(column, {}):
+            raise InputError(
+                f"{file}: array {key!r}: another array is {column} of {split}, too", "rename one"
+            )
+        columns[column][split] = array
     for column, array_of_split in columns.items():
         has_all_splits = array_of_split.keys() == prepared.rows.keys()
         widths = {array.shape[1] for array in array_of_split.values()}

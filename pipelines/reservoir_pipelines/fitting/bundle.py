@@ -18,7 +18,7 @@ from reservoir_cache import read_regular, replace_file
 
 from reservoir.column import RAW, names_of
 from reservoir.errors import InputError, as_input_error
-from reservoir.inputs.patch_units import UNITS, PatchUnits
+from reservoir.inputs.patch_units import PatchUnits
 from reservoir.options import PRECISIONS
 from reservoir.raw_input import RawWindows
 from reservoir.readouts.kernel_ridge import KernelReadout
@@ -290,20 +290,8 @@ def _part_of_column(source: ColumnSource[KnownSplit]) -> Part:
         compute=spec.compute,
         columns=(source.column.name,),
         input_digests=spec.input.digests,
-        units=_stored_units(source) if spec.input.kind == "patches" else None,
+        units=source.view.patch_units() if spec.input.kind == "patches" else None,
     )
-
-
-def _stored_units(source: ColumnSource[KnownSplit]) -> PatchUnits:
-    """Return the units of the input layer that an entry's features were computed with.
-
-    Raise `InputError` if the entry has lost them.
-    """
-    stored = source.view.load_arrays(UNITS)
-    if stored is None:
-        raise InputError(f"{source.view.path}: the units of its input layer are missing", "extract again")
-    arrays, _description = stored
-    return PatchUnits.from_arrays(arrays)
 
 
 def _units(arrays: Mapping[str, np.ndarray], number: int) -> PatchUnits | None:

@@ -28,6 +28,7 @@ from reservoir_pipelines.fitting.source import (
     RawSource,
     RowNumbers,
     groups_of_splits,
+    stored_units,
 )
 from reservoir_pipelines.fitting.statistics import rolling_statistics
 from reservoir_pipelines.preparation.prepared import scaling_from_json
@@ -107,23 +108,26 @@ def _open_store(features: Features) -> FeatureStore:
 
 
 def _checked(store: FeatureStore) -> FeatureStore:
-    """Return an entry's features as they are, if its record of the extraction can be read and all splits have features.
+    """Return an entry's features as they are, if all that a fit needs besides them can be read.
 
-    Raise `InputError` otherwise.
+    Raise `InputError` if a split has no features, if the record of the extraction cannot be read, or if the units of
+    the input layer are missing, which are saved with the readout.
     """
-    entry = store.entry
-    record, remedy = entry.made_with, "extract its task again"
+    entry, remedy = store.entry, "extract its task again"
+    record, is_imported = entry.made_with, entry.spec.init.kind == IMPORTED
     # The key does not cover this record, so anyone may have changed it. Its parts are read only later, so each is
     # parsed here as it will be then, and the result is thrown away.
     with as_input_error(f"{entry.path}: spec.json does not record how it was extracted", remedy):
         Path(record.get("prepared", ""))
         float(record.get("kept", {}).get("test", 1.0))
         scaling_from_json(record.get("scaling"), Task.from_dict(entry.spec.task))
-        if entry.spec.init.kind != IMPORTED:
+        if not is_imported:
             Reservoir(**record["reservoir"])
     splits_without_features = {*SPLITS} - {*store.splits}
     if splits_without_features:
         raise InputError(f"{entry.path.name}: not all of its splits have features", remedy)
+    if entry.spec.input.kind == "patches" and not is_imported:
+        stored_units(entry)
     return store
 
 

@@ -14,10 +14,20 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
-from reservoir_cache import Encoded, FeatureStore, Spec, SplitFeatures, load_arrays, save_arrays
+from reservoir_cache import (
+    Encoded,
+    Entry,
+    FeatureStore,
+    Spec,
+    SplitFeatures,
+    load_arrays,
+    load_input,
+    save_arrays,
+)
 
 from reservoir.column import RAW, Baseline, Column, Columns, joined_name
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
+from reservoir.inputs.patch_units import UNITS, PatchUnits
 from reservoir.raw_input import raw_features, with_tokens
 from reservoir.readouts.linear import Block, RereadableBlocks, has_labels, samples
 from reservoir.readouts.products import StoredFeatures, arithmetic
@@ -57,6 +67,16 @@ class OutOfReachError(LookupError):
     """A programming error: code asked a view for rows of a split that it must not read."""
 
 
+def stored_units(entry: Entry) -> PatchUnits:
+    """Return the units of the input layer of an entry; raise `InputError` if they are missing or damaged."""
+    remedy = "extract its task again"
+    arrays = load_input(entry, UNITS)
+    if arrays is None:
+        raise InputError(f"{entry.path}: the units of its input layer are missing", remedy)
+    with as_input_error(f"{entry.path}: the units of its input layer are damaged", remedy):
+        return PatchUnits.from_arrays(arrays)
+
+
 class EntryView(Generic[S]):
     """Some splits of an entry, with their raw input; asking for another split raises `OutOfReachError`.
 
@@ -89,6 +109,10 @@ class EntryView(Generic[S]):
     def save_arrays(self, name: str, arrays: Mapping[str, np.ndarray], description: dict[str, Any]) -> None:
         """Store arrays that were derived from the entry; see `reservoir_cache.save_arrays`."""
         save_arrays(self._store.entry, name, arrays, description)
+
+    def patch_units(self) -> PatchUnits:
+        """Return the units of the entry's input layer; see `stored_units`."""
+        return stored_units(self._store.entry)
 
     def __getitem__(self, split: S) -> SplitFeatures:
         """Return the features, labels and groups of a split."""
