@@ -302,6 +302,15 @@ def test_copy_takes_an_entry_to_a_url_and_back_into_another_cache(answer, call, 
     assert len(tables) == 2 and tables[0] == tables[1]
 
 
+def test_own_data_is_copied_back_by_its_path_whatever_its_name(answer, cache, tmp_path):
+    draw, data = np.random.default_rng(0), tmp_path / "my (first) data.csv"
+    lines = [",".join(f"{value:.3f}" for value in draw.normal(size=12)) + f",{'ab'[row % 2]}" for row in range(40)]
+    data.write_text("\n".join([",".join([*(f"t{step}" for step in range(12)), "label"]), *lines]))
+    entry, url = extract(data, pool="max", layers="embed").entry, f"file://{tmp_path}/share"
+    answer("cache", "copy", data, url)
+    assert answer("cache", "copy", url, data, "--cache", tmp_path / "other")["entry"].endswith(entry.name)
+
+
 def test_copy_refuses_what_it_cannot_copy_without_showing_a_password(refusal, cache, tmp_path):
     extract("digits", **SMALL)
     url = "ftp://user:SECRET@nowhere.invalid/a"
