@@ -266,7 +266,7 @@ def _find_entry(name: str, root: Path) -> store.Entry:
 
 def _summary(summary: store.EntrySummary) -> dict[str, Any]:
     """Return what the list of entries shows of one, as JSON values."""
-    from reservoir_pipelines.plots import layer_order
+    from reservoir_pipelines.plots import column_order
 
     entry = summary.entry
     spec = entry.spec
@@ -284,7 +284,7 @@ def _summary(summary: store.EntrySummary) -> dict[str, Any]:
         "task": spec.task["name"],
         "key": entry.key,
         "rows": spec.rows,
-        "columns": sorted(summary.columns, key=layer_order),
+        "columns": sorted(summary.columns, key=column_order),
         "bytes": summary.bytes,
         "compute": spec.compute,
         "store": spec.store,
