@@ -6,6 +6,7 @@ files, in the names of the cache, and on the terminal. All other code reads the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -143,14 +144,18 @@ def common_place(columns: Columns) -> str | None:
 
 def layers_first_to_last(places: Iterable[str]) -> list[str]:
     """Return layers in the order in which a model computes them, entry by entry, `RAW` last."""
+    return sorted(places, key=layer_order)
 
-    def order(place: str) -> tuple[bool, int, bool, str]:
-        # False sorts before True: first all but the raw input, and among the layers of an entry `embed`. The others
-        # sort by name, in which blocks are numbered and come before `final`.
-        entry, _, layer = place.rpartition(":")
-        return place == RAW.name, int(entry or 0), layer != "embed", layer
 
-    return sorted(places, key=order)
+def layer_order(place: str) -> tuple[bool, str, bool, str]:
+    """Return the sort key of a layer or baseline: its place in the order of `layers_first_to_last`."""
+    # False sorts before True: first all but the raw input, and among the layers of an entry `embed`. The others sort by
+    # name, in which blocks come before `final`; zeros make block100 come after block99,
+    # and entry 10 after entry 9.
+    entry = entry_of(place)
+    layer = place.rpartition(":")[2]
+    padded = re.sub(r"\d+", lambda number: number[0].zfill(9), layer)
+    return place == RAW.name, entry.zfill(9), layer != "embed", padded
 
 
 def layer_names(depth: int) -> tuple[str, ...]:

@@ -256,7 +256,8 @@ def encode(
         return Encoded(values, None)
     # A difference that overflows has been rounded to infinity. The bits of floats, as signed numbers, are largest for
     # positive infinity, and as unsigned numbers for negative infinity, which has the sign bit 0x8000, too. Two maxima
-    # take a quarter of the time of a mask of all infinite values, so only a block that overflows gets a mask.
+    # take a quarter of the time of a mask of all infinite values, so only a block that overflows gets a mask. The
+    # bits of zero are 0, and 0x8000 with the sign.
     bits = values.view(np.uint16)
     infinity = _INFINITY[store]
     largest_positive, largest_negative = bits.view(np.int16).max(), bits.max()
@@ -273,7 +274,7 @@ def encode(
         raise CacheError(f"{problem}, which overflows {store}; extract with {wider}")
     # All rows of the column would be equal. That is a loss unless they differ by rounding errors alone.
     if all_are_zero:
-        distances = np.abs(x - offsets.repeat(group_rows, axis=0)[:rows, None])
+        distances = np.abs(x - offsets[np.arange(rows) // group_rows, None])
         is_lost = distances > _ROUNDING_ERROR * np.abs(x)
         if is_lost.any():
             index = _first_index(is_lost)

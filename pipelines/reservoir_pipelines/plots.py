@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from reservoir_cache import replace_file
 
-from reservoir.column import entry_of, parse_columns, place_of, single_column
+from reservoir.column import entry_of, layer_order, parse_columns, place_of, single_column
 from reservoir.errors import InputError
 from reservoir_pipelines.output import is_share, notify, printable
 
@@ -219,7 +219,7 @@ def draw_layers(axes: Axes, grid: ScoreGrid, raw: float | None, metric: str) -> 
             name_at[column.place, column.pooling] = name
     if not name_at:
         name_at = {(name, "concatenated"): name for name in best_scores}
-    layers = _with_gaps(sorted({layer for layer, _ in name_at}, key=layer_order))
+    layers = _with_gaps(sorted({layer for layer, _ in name_at}, key=column_order))
     # One line for each pooling, with NaN where a layer has no such column. Poolings beyond the colours are left out.
     for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in name_at), strict=False):
         values = [best_scores.get(name_at.get((layer, pooling), ""), np.nan) for layer in layers]
@@ -243,7 +243,7 @@ def draw_settings(axes: Axes, grid: ScoreGrid, metric: str) -> None:
     factor, unit = in_unit(metric)
     # The rows of the image: numbers of the `MAX_ROWS` best columns, the chosen one among them, by layer.
     ranked: list[int] = np.argsort(-np.nanmax(grid.scores, axis=1), kind="stable").tolist()
-    rows = sorted({best_column, *ranked[: MAX_ROWS - 1]}, key=lambda i: layer_order(grid.columns[i]))
+    rows = sorted({best_column, *ranked[: MAX_ROWS - 1]}, key=lambda i: column_order(grid.columns[i]))
     # Its columns: numbers of the settings that at least half of the rows have. Further settings, tried because an end
     # of the grid was best, would be gaps in most rows.
     is_common = (~np.isnan(grid.scores[rows])).mean(axis=0) >= 0.5
@@ -368,12 +368,10 @@ def _with_gaps(layers: Sequence[str]) -> list[str]:
     return names[1:]  # no gap before the first entry
 
 
-def layer_order(column: str) -> tuple[str, int, str]:
+def column_order(column: str) -> tuple[tuple[bool, str, bool, str], str]:
     """Return the sort key of a layer or column: by entry, then in the order in which the model computes the layers."""
     place = place_of(parse_columns(column)[0])  # of joined columns, that of the first one
-    layer = place.rpartition(":")[2]  # without the number of the entry
-    # Blocks are between the input layer and the final norm, in the order of their names.
-    return entry_of(place), {"embed": 0, "final": 2}.get(layer, 1), column
+    return layer_order(place), column
 
 
 def _name_ticks(axis: Axis, names: Sequence[str], rotation: float = 0, most: int = MAX_TICKS) -> None:

@@ -416,6 +416,22 @@ def test_columns_are_planned_for_the_rows_to_come(costly, cache, tiny_gpt2, tmp_
     assert many.bytes / many.rows < few.bytes / few.rows / 4
 
 
+def test_the_trial_of_a_killed_plan_is_removed_by_the_next_plan(costly, cache, tiny_gpt2, monkeypatch):
+    roots, settings = [], {"backbone": str(tiny_gpt2), "compute": "float32", "layers": "final"}
+    compute = estimate.Extractor.compute
+
+    def compute_noting_root(self, *arguments):
+        roots.append(self.root)
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(estimate.Extractor, "compute", compute_noting_root)
+    forecast_of("digits", **settings)
+    of_dead_process = re.sub(r"-[0-9]+-(?=[0-9a-f]{8}\.tmp$)", f"-{2**22 + 7}-", roots[0].name)
+    (cache / of_dead_process / "features").mkdir(parents=True)
+    forecast_of("digits", **settings)
+    assert roots[0].name != of_dead_process and not list(cache.glob(".*.tmp"))
+
+
 def test_the_command_prints_a_table_or_json(costly, cache, capsys, tiny_gpt2):
     flags = ["--backbone", str(tiny_gpt2), "--compute", "float32", "--layers", "final", "--rows", "1000000000"]
     assert command(["plan", "digits", *flags, "--workers", "64"]) == 0

@@ -302,6 +302,15 @@ def test_copy_takes_an_entry_to_a_url_and_back_into_another_cache(answer, call, 
     assert len(tables) == 2 and tables[0] == tables[1]
 
 
+def test_own_data_is_copied_back_by_its_path_whatever_its_name(answer, cache, tmp_path):
+    draw, data = np.random.default_rng(0), tmp_path / "my (first) data.csv"
+    lines = [",".join(f"{value:.3f}" for value in draw.normal(size=12)) + f",{'ab'[row % 2]}" for row in range(40)]
+    data.write_text("\n".join([",".join([*(f"t{step}" for step in range(12)), "label"]), *lines]))
+    entry, url = extract(data, pool="max", layers="embed").entry, f"file://{tmp_path}/share"
+    answer("cache", "copy", data, url)
+    assert answer("cache", "copy", url, data, "--cache", tmp_path / "other")["entry"].endswith(entry.name)
+
+
 def test_copy_refuses_what_it_cannot_copy_without_showing_a_password(refusal, cache, tmp_path):
     extract("digits", **SMALL)
     url = "ftp://user:SECRET@nowhere.invalid/a"
@@ -346,6 +355,7 @@ def test_doctor_finds_a_damaged_entry_and_its_remedy_works(cache, call):
     assert call("doctor")[0] == 0
     (entry / "spec.json").write_text("{")
     code, out, _ = call("doctor")
-    assert code == 1 and f"reservoir cache remove {entry}" in out
-    other = entry.rename(entry.with_name("a; echo"))  # as an entry of another person may be called
-    assert f"reservoir cache remove '{other}'" in call("doctor")[1]
+    assert code == 1 and str(entry) in out and "run 'reservoir cache remove' on it, then extract" in out
+    other = entry.rename(entry.with_name("notes"))  # which is no name of an entry, so that the command refuses it
+    code, out, _ = call("doctor")
+    assert code == 1 and str(other) in out and "move it elsewhere" in out and "cache remove" not in out

@@ -434,6 +434,13 @@ def test_texts_without_a_token_keep_a_line_without_a_label(each, model, tmp_path
         assert {answer.problem for answer in answers if answer.label is None} == {"the text has no token of the model"}
 
 
+def test_each_token_is_refused_if_words_have_labels(model, tmp_path, cache, refusal):
+    path = tmp_path / "words.conll"
+    path.write_text("cats N\nrun V\n\n" * 20)
+    problem = refusal("extract", path, "--each-token", "--backbone", model, "--layers", "block01")
+    assert "--each-token: words or tokens of words.conll have labels, so they are rows already; leave it out" in problem
+
+
 def test_comments_of_conll_files_are_skipped_before_a_sentence_and_refused_inside(tmp_path, cache, refusal):
     sentence = "cats x P\n# x Q\na x P\n"  # the second line is a word
     path = tmp_path / "comments.conll"

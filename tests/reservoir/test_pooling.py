@@ -516,3 +516,5 @@ def test_the_common_layer_of_columns():
     of_two_entries = ["raw", "2:embed", "1:final", "10:embed", "2:block01", "1:embed"]
     in_order = ["1:embed", "1:final", "2:embed", "2:block01", "10:embed", "raw"]
     assert layers_first_to_last(of_two_entries) == in_order
+    blocks = ["block11", "block99", "block100", "final"]
+    assert layers_first_to_last(reversed(blocks)) == blocks

@@ -198,8 +198,11 @@ def copy(
             "cache copy: give an entry and a URL", "as in reservoir cache copy digits s3://bucket/features"
         )
     if store.is_url(source):
-        # Your own data is named by its path here, as for all commands, and by its file name behind the URL.
-        copied = store.copy_from(source, Path(destination).name, root, _copy_progress)
+        from reservoir_pipelines.data.own_data import own_name  # slow to import
+
+        # Your own data is named by its path here, as for all commands, and behind the URL by the name of its task. The
+        # names of tasks and folders, and keys, are names of tasks already.
+        copied = store.copy_from(source, own_name(destination), root, _copy_progress)
     else:
         from reservoir.inputs.patch_units import UNITS  # slow to import
 
@@ -263,7 +266,7 @@ def _find_entry(name: str, root: Path) -> store.Entry:
 
 def _summary(summary: store.EntrySummary) -> dict[str, Any]:
     """Return what the list of entries shows of one, as JSON values."""
-    from reservoir_pipelines.plots import layer_order
+    from reservoir_pipelines.plots import column_order
 
     entry = summary.entry
     spec = entry.spec
@@ -281,7 +284,7 @@ def _summary(summary: store.EntrySummary) -> dict[str, Any]:
         "task": spec.task["name"],
         "key": entry.key,
         "rows": spec.rows,
-        "columns": sorted(summary.columns, key=layer_order),
+        "columns": sorted(summary.columns, key=column_order),
         "bytes": summary.bytes,
         "compute": spec.compute,
         "store": spec.store,

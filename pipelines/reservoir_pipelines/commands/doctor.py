@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from shlex import quote
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -102,8 +101,7 @@ def _findings_of_entries(root: Path) -> Iterator[Finding]:
     total_bytes = sum(summary.bytes for summary in summaries)
     yield Finding("entries", f"{len(summaries)}, {size_text(total_bytes)}")
     for problem in store.broken_entries(root):
-        remedy = f"reservoir cache remove {quote(str(problem.path))}"
-        yield Finding("entry", f"{problem.path}: {problem.what}", remedy)
+        yield Finding("entry", f"{problem.path}: {problem.what}", problem.repair)
     for summary in summaries:
         key = summary.entry.key[:16]
         if summary.fault:

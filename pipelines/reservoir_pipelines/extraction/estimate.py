@@ -5,12 +5,10 @@ import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from reservoir_cache import required_bytes
+from reservoir_cache import required_bytes, temporary_folder
 
 from reservoir import devices
 from reservoir.batches import load
@@ -233,8 +231,8 @@ def _trial(extractor: Extractor, rows: np.ndarray) -> _Seconds:
     trial_rows = {"train": rows}
     data = data_spec(extractor.prepared, trial_rows)
     spec = model_spec(extractor.model, extractor.prepared.task.to_dict(), data, extractor.spec.store)
-    with TemporaryDirectory(prefix=".plan-", suffix=".tmp", dir=extractor.root) as folder, silenced():
-        trial = replace(extractor, root=Path(folder), rows=trial_rows, spec=spec, splits=["train"])
+    with temporary_folder(extractor.root / "plan") as folder, silenced():
+        trial = replace(extractor, root=folder, rows=trial_rows, spec=spec, splits=["train"])
         entry, _ = trial.open({})
         started = _now()
         trial.compute(entry)

@@ -27,6 +27,11 @@ def task_of_entry(task: Task, *, each_token: bool) -> Task:
 
     Raise `InputError` if the texts cannot be divided, or with ``each_token`` if ``task`` has no texts with a label.
     """
+    if each_token and task.labels_text_tokens:
+        raise InputError(
+            f"--each-token: words or tokens of {task.name} have labels, so they are rows already",
+            "leave it out",
+        )
     if not (task.labels_text_tokens or each_token):
         return task  # the rows of the entry are those of the data
     if task.parameters.get("chat") or task.parameters.get("span"):
