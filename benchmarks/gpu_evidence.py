@@ -44,6 +44,7 @@ from reservoir.devices import choose_device
 
 # Dense bfloat16 operations per second, from NVIDIA's data sheets.
 NOMINAL = {"H100": 989e12, "H200": 989e12}
+FINISHED, FAILED, TOO_LONG = ENDS = ("finished", "failed", "reached its time limit")  # how a stage may end
 BEGIN, END = "<!-- tables of benchmarks/gpu_evidence.py -->", "<!-- end of these tables -->"
 
 Records = Mapping[str, Mapping[str, Any]]  # by the name of the measurement
@@ -88,7 +89,7 @@ def run_stages(arguments: argparse.Namespace, evidence: Evidence) -> None:
     stages = SMOKE_STAGES if arguments.scale == "smoke" else STAGES
     for name, stage in stages.items():
         is_selected = not arguments.only or name in arguments.only.split(",")
-        is_finished = any(r["stage"] == name and r["measurement"] == "finished" for r in evidence.records())
+        is_finished = any(r["stage"] == name and r["measurement"] == FINISHED for r in evidence.records())
         lacks = (stage.needs_data and not arguments.data) or (stage.needs_weights and not arguments.weights)
         left = deadline - time.monotonic()
         if not is_selected or lacks or left <= 0 or (is_finished and not arguments.again):
@@ -114,11 +115,11 @@ def run_limited(command: Sequence[str], limit: float) -> str:
     """Run a command and what it starts for at most ``limit`` seconds; return how it ended."""
     process = subprocess.Popen(command, start_new_session=True)
     try:
-        return "finished" if process.wait(limit) == 0 else "failed"
+        return FINISHED if process.wait(limit) == 0 else FAILED
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # a training run continues from its last checkpoint later
         process.wait()
-        return "reached its time limit"
+        return TOO_LONG
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,7 @@ def _training(records: Records, peaks: Peaks) -> Iterator[list[str]]:
 
 def _fit_steps(records: Records) -> Iterator[list[str]]:
     for name, record in records.items():
-        # The record of how a stage ended has its time, too.
-        if "seconds" in record and ("rows" in record or "bytes_per_second" in record):
+        if "seconds" in record and name not in ENDS:  # the record of how a stage ended has its time, too
             speed = f"{record['bytes_per_second'] / 1e6:,.0f}" if "bytes_per_second" in record else ""
             of_rows = f", {record['rows']:,} x {record['width']:,}" if "rows" in record else ""
             yield [name + of_rows, f"{record['seconds']:.2f}", speed]

@@ -58,8 +58,6 @@ MODELS = {
     "deberta-v2": {},
     "opt": {"ffn_dim": 24, "word_embed_proj_dim": WIDTH},
     "camembert": {},
-    "big_bird": {"block_size": 4, "num_random_blocks": 1},
-    "minicpm3": {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
 }
 # Models without input embeddings, and parts of models.
 OTHERS = {
@@ -76,6 +74,11 @@ OTHERS = {
     "bart": {"d_model": WIDTH, "encoder_layers": DEPTH, "decoder_layers": 2, "encoder_ffn_dim": 24}
     | {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 24},
     "mt5": {"d_model": WIDTH, "num_layers": DEPTH, "num_heads": 2, "d_kv": 8, "d_ff": 24},
+}
+# Models with a setting that a single test is about.
+WITH_ONE_TEST = {
+    "big_bird": {"block_size": 4, "num_random_blocks": 1},
+    "minicpm3": {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
 }
 # What runs of models that have several parts, and the part of their configuration.
 HALVES = {
@@ -97,7 +100,7 @@ def save(kind, folder):
     config_class = transformers.CONFIG_MAPPING[kind]
     accepted = config_class().to_dict() | {"head_dim": 0}
     settings = {name: value for name, value in SETTINGS.items() if name in accepted}
-    settings |= (MODELS | OTHERS).get(kind, {})
+    settings |= (MODELS | OTHERS | WITH_ONE_TEST).get(kind, {})
     if kind in HALVES and HALVES[kind][1]:
         _, name, more = HALVES[kind]
         settings = {"text_config": SETTINGS, "vision_config": SETTINGS | VISION} | {name: SETTINGS | more}

@@ -586,7 +586,6 @@ def test_csv_with_a_column_per_value(tmp_path):
         ("y,x\n1,1 2\n2,1 q\n", "line 3: '1 q' is not a sequence of numbers"),
         ("y,x\n1,1 2\n2,\n", "line 3: 'nan' is not a sequence"),
         ("y\n1\n", "no columns of values"),
-        ("\n# by hand\ny,a,b\n1,2,3\n", "no column is called label, .* among # by hand"),
         ('y,a\n1,"2\n', "not a readable table"),
     ],
 )

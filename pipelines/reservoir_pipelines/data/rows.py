@@ -434,10 +434,11 @@ def rows_of_arrays(where: str, arrays: Mapping[str, Sequences], piece_rows: int 
             )
     all_rows = slice(0, x.shape[0])
     others: dict[str, Any] = {name: array[all_rows] for name, array in arrays.items() if name != "x"}
-    # Rows with one id belong together, as in a table.
+    # Rows with one id belong together, as in a table. Where the file says the splits, ids may count anew in each.
     notes: tuple[str, ...] = ()
     ids = others.get("ids")
-    if ids is not None and "groups" not in others and len(np.unique(ids)) < len(ids):
+    has_own_division = "groups" in others or "split" in others
+    if ids is not None and not has_own_division and len(np.unique(ids)) < len(ids):
         others["groups"] = ids
         notes = ("rows with the same id are kept in one split",)
     holds_texts = len(x.shape) == 1 and x.shape[0] > 0 and x.dtype.kind == "U"
