@@ -310,6 +310,17 @@ def test_a_label_in_one_row_of_a_sequence_holds_for_all(tmp_path):
     assert [KIND[int(row[0, 0]) // 4 % 2] for row in found] == labels and len(labels) == ROWS
 
 
+def test_new_recordings_need_no_group_in_the_table_of_labels(tmp_path):
+    recordings(tmp_path / "runs")
+    path = tmp_path / "runs" / "labels.csv"
+    task = open_source(str(tmp_path / "runs"), labels="labels.csv", group="machine").task
+    header, first, *others = path.read_text().split("\n")
+    path.write_text("\n".join([header, "," + first.partition(",")[2], *others]))
+    rows = read_new(tmp_path / "runs", task, str(path))
+    assert len(rows.x) == 20 and not rows.skipped
+    assert_refused("no group in column 'machine'", tmp_path / "runs", labels="labels.csv", group="machine")
+
+
 def test_new_recordings_are_named_by_their_files(tmp_path):
     values = recordings(tmp_path / "runs")
     task = open_source(str(tmp_path / "runs"), labels=str(tmp_path / "runs" / "labels.csv")).task

@@ -52,8 +52,10 @@ def joined_labels(
     return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
 
 
-def labels_of(table: Table, name: str, options: OwnDataOptions, *, required: bool) -> np.ndarray:
-    """Return a column of labels as `typed_labels` does, (rows,) or (rows, n).
+def labels_of(
+    table: Table, name: str, options: OwnDataOptions, *, required: bool, role: str = "label"
+) -> np.ndarray:
+    """Return a column of labels as `typed_labels` does, (rows,) or (rows, n); ``role`` is what messages call a label.
 
     If labels are ``required``, a cell without a label (see `_are_missing`), or an odd one (see `_odd_labels`), is a bad
     row, and its label 0 or ""; else a missing label is None.
@@ -68,7 +70,7 @@ def labels_of(table: Table, name: str, options: OwnDataOptions, *, required: boo
     if required:
         for row in np.flatnonzero(~present):
             written = f" ({texts[row]!r})" if texts[row] else ""
-            table.bad.add(row, f"no label in column {name!r}{written}")
+            table.bad.add(row, f"no {role} in column {name!r}{written}")
         _mark_odd_labels(table, name, cells, texts, present, options)
     labels = typed_labels(f"{table.path}, column {name!r}", cells[present].tolist(), options)
     if labels.dtype.kind == "U":
@@ -325,7 +327,11 @@ def labels_from_table(
     arrays = {"y": joined_labels(joined, roles.labels, options, required=not is_new)}
     for array, column in (("groups", roles.group), ("split", split_column)):
         if column:  # groups and splits are names, also if they are numbers
-            arrays[array] = labels_of(joined, column, OwnDataOptions(classes=True), required=True)
+            as_names = OwnDataOptions(classes=True)
+            role = array.removesuffix("s")
+            names_of_rows = labels_of(joined, column, as_names, required=not is_new, role=role)
+            # New rows without a group have None, which NumPy cannot sort among texts.
+            arrays[array] = names_of_rows.astype(str) if names_of_rows.dtype == object else names_of_rows
 
     # What is wrong in a row of the table is wrong with its file or record.
     for row, reason in joined.bad.reasons.items():
