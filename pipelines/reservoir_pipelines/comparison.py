@@ -34,13 +34,13 @@ class Comparison(Record):
     rows : int
         Number of test rows that both predict; the scores are those on these rows.
     groups : int
-        Number of groups of these rows, 0 without groups.
+        Number of groups of these rows, or of the stretches or distinct inputs that intervals count; 0 without any.
     only_first, only_second : int
         Numbers of test rows that only one of them predicts.
     first_score, second_score : float
         Scores of the readout that each of them saved.
     first_interval, second_interval : tuple of (float, float), optional
-        95% intervals of the scores over rows, or over groups.
+        95% intervals of the scores over rows, or over their groups or units.
     difference : float
         ``first_score`` minus ``second_score``.
     difference_interval : tuple of (float, float), optional
@@ -77,7 +77,8 @@ class _Predictions:
     classes: tuple[str, ...]  # empty for a regression
     # The labels of each row by their place, by the id of the row.
     rows: dict[str, dict[LabelPlace, LabelPair]]
-    groups: dict[str, str]  # the group of each row by its id; empty without groups
+    # The group of each row, or its unit as `row_units` returns it, by the row's id; empty if each row is a unit.
+    groups: dict[str, str]
 
 
 def compare(first: Path, second: Path) -> Comparison:
@@ -140,7 +141,8 @@ def _read(path: Path) -> _Predictions:
     rows: dict[str, dict[LabelPlace, LabelPair]] = {}
     groups: dict[str, str] = {}
     with as_input_error(f"{folder}: damaged", "run the command that wrote it again"):
-        classes = tuple(map(str, read_checked(summary)["evaluation"]["classes"]))
+        evaluation = read_checked(summary)["evaluation"]
+        classes = tuple(map(str, evaluation["classes"]))
         for line in _lines(file):
             # Files with one label in each row have no columns for tokens and outputs.
             place = line.get("token", ""), line.get("output", "")
@@ -151,8 +153,14 @@ def _read(path: Path) -> _Predictions:
                     "give each row another id",
                 )
             labels[place] = line["label"], line[BEST]
-            if "group" in line:
-                groups[line["id"]] = line["group"]
+            group = line.get("unit", line.get("group"))
+            if group is not None:
+                groups[line["id"]] = group
+        if evaluation.get("groups") and not groups:
+            raise InputError(
+                f"{file}: it lacks the units of its rows, which earlier versions did not write",
+                "run its command again",
+            )
     return _Predictions(folder=folder, classes=classes, rows=rows, groups=groups)
 
 
@@ -195,8 +203,10 @@ def _paired_labels(
         numbers = np.array([[*map(as_number, labels)] for labels in labels_of_both])  # (labels, 4)
     # Labels are in the order row, token, output, so each of the four columns becomes (samples, outputs).
     truth, predicted, second_truth, second_predicted = numbers.T.reshape(4, samples, -1)
-    # One run may have stored a value in float32, and the other in float64.
-    is_equal = np.isclose(truth, second_truth, rtol=1e-6, atol=0)
+    # One run may have stored a value in float32, and the other in float64; earlier runs of train stored values after a
+    # way to standardised ones and back, whose error is that of the largest value.
+    largest = np.abs(truth).max(initial=0.0)
+    is_equal = np.abs(truth - second_truth) <= 1e-6 * largest
     if not is_equal.all():
         first_label, _, second_label, _ = labels_of_both[int(np.argmin(is_equal))]  # the first unequal pair
         raise InputError(f"{problem}, such as {first_label!r} and {second_label!r} of one row", remedy)

@@ -1,9 +1,8 @@
 """The test rows: the only code of ``fit`` that reads them, after everything has been chosen and fitted."""
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +17,14 @@ from reservoir_pipelines.fitting.fitter import CurveReadout
 from reservoir_pipelines.fitting.predictions_csv import LabelledRows, Predicted
 from reservoir_pipelines.fitting.refit import FinalReadout, join_predictions, predict_block
 from reservoir_pipelines.fitting.results import CurvePoint, Result
+from reservoir_pipelines.fitting.row_units import row_units
 from reservoir_pipelines.fitting.source import (
-    IMAGE_ROWS,
-    RAW_ROWS,
     EntrySamples,
     EntrySource,
     EntryView,
     TestSplit,
 )
 from reservoir_pipelines.output import meter, notify
-
-MIN_DISTINCT = 0.5  # share of distinct test rows from which repeats are too few to matter
 
 
 class Test:
@@ -50,19 +46,15 @@ class Test:
     def units(self) -> np.ndarray | None:
         """The unit of each row, (rows,): rows of one unit are not independent of each other.
 
-        A unit is a group, of forecasts a stretch of windows, else an input that several rows repeat. None if each row
-        is a unit.
+        None if each row is a unit; see `row_units`.
         """
-        test_rows = self._first_view["test"]
-        if test_rows.groups is not None:
-            return test_rows.groups
-        task = Task.from_dict(self._first_view.spec.task)
-        # Windows overlap in their labels. The horizon is 0 for other tasks than forecasts.
-        windows_overlap = task.horizon > 1
-        if not windows_overlap:
-            return repeated_inputs(self._first_view)
-        number_of_series = int(task.parameters.get("series", 1))
-        return stretches_of_windows(test_rows.index, task.horizon, number_of_series)
+        view = self._first_view
+        rows = view["test"]
+        read_inputs = partial(view.raw, "test") if view.has_raw else None
+        units, note = row_units(Task.from_dict(view.spec.task), rows.index, rows.groups, read_inputs)
+        if note:
+            notify(note)
+        return units
 
     def read(self, source: EntrySource) -> EntrySamples[TestSplit]:
         """Return the test samples of the columns of a source, and count a reading."""
@@ -137,7 +129,7 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
         labels=samples.labels("test"),
         counts=counts,
         units=test.units,
-        rows=LabelledRows.of(test_rows),
+        rows=LabelledRows.of(test_rows, test.units),
     )
 
 
@@ -209,53 +201,3 @@ def evaluate_curve(
         test_score = float(tally.accuracy()[0])
         scores_of_draws.setdefault(drawn.rows, []).append((drawn.valid_score, test_score))
     return tuple(CurvePoint.of(rows, scores) for rows, scores in scores_of_draws.items())
-
-
-def stretches_of_windows(index: np.ndarray, horizon: int, series: int) -> np.ndarray:
-    """Return the stretch of ``horizon`` steps of a series in which the labels of each window begin, (rows,).
-
-    Print how many stretches there are. ``index`` (rows,) numbers the windows, oldest first; those of several ``series``
-    take turns.
-
-    Neighbouring windows share all labels but one, so their errors are alike, and single windows would count the same
-    evidence many times. In a simulation of two equally good forecasts of six steps (75 windows, 400 draws), p was below
-    .05 in 44% of draws over windows, and in 10% over stretches.
-    """
-    # A window is that of series ``index % series`` at step ``index // series``.
-    number_in_series = index // (horizon * series)
-    stretch = number_in_series * series + index % series
-    # Number the stretches from 0, because some may have no window.
-    stretches = np.unique(stretch, return_inverse=True)[1]
-    number_of_stretches = f"{int(stretches.max()) + 1:,} stretches"
-    notify(f"test windows overlap; intervals and p-values count {number_of_stretches} of {horizon} steps")
-    return stretches
-
-
-def repeated_inputs(view: EntryView[TestSplit]) -> np.ndarray | None:
-    """Return the number of the distinct input of each test row, (rows,), and print how many there are.
-
-    None if at least half as many inputs as rows are distinct, and if the inputs cannot be read (see
-    `EntryView.has_raw`).
-    """
-    if not view.has_raw:
-        return None
-    # The entry may have only some of the prepared rows (`--limit`); its index has their numbers.
-    index, stored = view["test"].index, view.raw("test")
-    rows_at_a_time = IMAGE_ROWS if view.raw_task.pictures else RAW_ROWS
-    # Inputs are numbered in the order in which they first appear; equal ones have the same digest.
-    number_of_digest: dict[bytes, int] = {}
-    input_of_row: list[int] = []
-    for start in range(0, len(index), rows_at_a_time):
-        rows = stored.take(index[start : start + rows_at_a_time])
-        for x, length in zip(rows.x, rows.lengths, strict=True):
-            # With the length, because padding may have the value of a token.
-            content = x.tobytes() + int(length).to_bytes(8, "little")
-            digest = hashlib.blake2b(content, digest_size=16).digest()
-            input_of_row.append(number_of_digest.setdefault(digest, len(number_of_digest)))
-    distinct, rows_in_all = len(number_of_digest), len(input_of_row)
-    if distinct >= MIN_DISTINCT * rows_in_all:
-        return None
-    notify(
-        f"the {rows_in_all:,} test rows hold {distinct:,} distinct inputs; intervals and p-values count each once"
-    )
-    return np.array(input_of_row)

@@ -1,7 +1,7 @@
 """The file ``predictions.csv`` of a fit or a run, and the predictions that it holds.
 
 The file has a line for each label of validation and test rows: the columns ``split``, ``id``, perhaps
-``group``, ``token`` and ``output``, then ``label``, and one or two columns for each readout. It is CSV,
+``group``, ``unit``, ``token`` and ``output``, then ``label``, and one or two columns for each readout. It is CSV,
 because every program reads it, and lines are written some at a time.
 """
 
@@ -36,6 +36,8 @@ class LabelledRows:
     groups: np.ndarray | None  # (rows,); None if the rows have no groups
     # The number of each word or token in its text, (rows,), from 0; None if rows are not words or tokens.
     numbers: np.ndarray | None = None
+    # The unit of each row, (rows,), as `row_units` returns it: the group, if rows have groups. None if each is a unit.
+    units: np.ndarray | None = None
 
     @cached_property
     def is_labelled(self) -> np.ndarray:
@@ -43,14 +45,14 @@ class LabelledRows:
         return has_labels(self.y)
 
     @classmethod
-    def of(cls, rows: SplitFeatures) -> "LabelledRows":
-        """Return the rows of a split of an entry."""
+    def of(cls, rows: SplitFeatures, units: np.ndarray | None = None) -> "LabelledRows":
+        """Return the rows of a split of an entry, with the ``units`` of test rows."""
         numbers = None
         # If rows are words or tokens, those of text i are pointers[i] to pointers[i + 1].
         if (pointers := rows.pointers) is not None:
             first_row_of_text = np.repeat(pointers[:-1], np.diff(pointers))  # of the text of each row
             numbers = np.arange(rows.rows) - first_row_of_text
-        return cls(ids=rows.ids, y=rows.labels, groups=rows.groups, numbers=numbers)
+        return cls(ids=rows.ids, y=rows.labels, groups=rows.groups, numbers=numbers, units=units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,11 +117,18 @@ class _PredictionLines:
     splits: Mapping[str, LabelledRows]
     readouts: Sequence[ReadoutPredictions]
 
+    @property
+    def _has_units(self) -> bool:
+        """Whether test rows have units that are neither rows nor groups; other rows are given none."""
+        return any(rows.units is not None and rows.groups is None for rows in self.splits.values())
+
     def headings(self) -> list[str]:
         """Return the names of the columns."""
         names = ["split", "id"]
         if any(rows.groups is not None for rows in self.splits.values()):
             names.append("group")
+        if self._has_units:
+            names.append("unit")
         # The token is a number in a text, or in a row with several labelled tokens; never both.
         if any(rows.numbers is not None for rows in self.splits.values()):
             names.append("token")
@@ -149,6 +158,9 @@ class _PredictionLines:
             columns: list[list[Any]] = [[split] * len(row_numbers), rows.ids[row_numbers].tolist()]
             if rows.groups is not None:
                 columns.append(rows.groups[row_numbers].tolist())
+            if self._has_units:
+                no_units = [""] * len(row_numbers)
+                columns.append(no_units if rows.units is None else rows.units[row_numbers].tolist())
             if rows.numbers is not None:
                 columns.append(rows.numbers[row_numbers].tolist())
             if self.task.readout_tokens > 1:

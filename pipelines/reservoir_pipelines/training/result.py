@@ -20,7 +20,8 @@ from reservoir_pipelines.fitting.predictions_csv import (
     ReadoutPredictions,
     write_predictions,
 )
-from reservoir_pipelines.output import Record
+from reservoir_pipelines.fitting.row_units import row_units
+from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.training.checkpoints import TrainedSteps
 from reservoir_pipelines.training.job import Job
 from reservoir_pipelines.training.run_folder import RunFolder
@@ -188,20 +189,26 @@ def _test(job: Job, folder: RunFolder, steps: FPTSteps, rows: Split) -> _TestSco
     task = job.prepared.task
     job.model.fpt.eval()
     scored = steps.score(rows)
-    # 1. Labels and predictions, both (rows, labels per row). A regression has standardised targets, which go back to
-    # the unit of the data.
-    y = rows.y.reshape(len(rows.y), -1)
+    # 1. Labels and predictions, both (rows, labels per row). A regression predicts standardised targets, which go back
+    # to the unit of the data; the labels are those of the data, because the way back would round them.
+    stored = job.prepared.split("test")
+    index = job.rows["test"]
+    y = stored.y[index].reshape(len(index), -1)
     if job.target_scale:
-        y = job.target_scale.restore(rows.y).reshape(y.shape)
         predicted = job.target_scale.restore(scored.predicted.reshape(rows.y.shape)).reshape(y.shape)
     else:
         predicted = scored.predicted.astype(int)
+    groups = None if stored.groups is None else stored.groups[index]
+    units, note = row_units(task, index, groups, lambda: stored)
     # 2. The predictions of each row, which one of the processes writes.
     if job.ranks.first:
+        if note:
+            notify(note)
         labelled = LabelledRows(
-            ids=job.prepared.split("test").ids[job.rows["test"]],
+            ids=stored.ids[index],
             y=y.reshape(len(y), task.readout_tokens, task.outputs),
-            groups=rows.groups,
+            groups=groups,
+            units=units,
         )
         predictions = ReadoutPredictions(
             name=BEST, of_splits={"test": Predicted(predicted, None)}, rows={"test": slice(None)}
@@ -209,10 +216,10 @@ def _test(job: Job, folder: RunFolder, steps: FPTSteps, rows: Split) -> _TestSco
         write_predictions(folder.path, task, {"test": labelled}, [predictions])
     # 3. The measures.
     if job.target_scale:
-        evaluation = evaluate_values(y, predicted, groups=rows.groups)
+        evaluation = evaluate_values(y, predicted, groups=units)
     else:
         names = [str(task.label(number)) for number in range(task.classes)]
-        evaluation = evaluate_classes(y, predicted, names, scored.margins, groups=rows.groups)
+        evaluation = evaluate_classes(y, predicted, names, scored.margins, groups=units)
         evaluation = evaluation.with_baseline(task.floor, job.prepared.kept("test"))
     return _TestScores(scored.score, scored.loss, evaluation)
 
