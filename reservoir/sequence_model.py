@@ -124,6 +124,13 @@ class SequenceModel(nn.Module):
         self.logits_shape = (task.readout_tokens, task.outputs, *classes)
         self.requires_grad_(False).eval()
 
+    @property
+    def shortest(self) -> int:
+        """Number of values of the shortest sequence that has a window for every branch."""
+        return max(
+            (branch.windows.reach for branch in self.branches if isinstance(branch, Branch)), default=1
+        )
+
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Return the logits of stored, unscaled, right-padded sequences (batch, tokens, ...) with int64 ``lengths``.
 

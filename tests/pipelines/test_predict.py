@@ -394,7 +394,7 @@ def test_predict_accepts_longer_series(cache, three_lengths, tmp_path, columns, 
         assert second.label is None and second.problem == "row 1: 1,025 tokens, but the model reads at most 1,024"
         with pytest.raises(InputError, match=r"only\.npz: .*1,025"):
             predict(found.saved, write_padded(tmp_path / "only.npz", [np.zeros(1025)], np.zeros(1, int)))
-        with pytest.raises(InputError, match=r"row 1: 200 tokens"):
+        with pytest.raises(InputError, match=r"row 0: 90 tokens"):
             explain(found.saved, tmp_path / "new.npz")
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from reservoir_pipelines import train
 from reservoir_pipelines.files import checked_line, read_checked
-from reservoir_pipelines.prediction.load import open_readout
+from reservoir_pipelines.prediction.load import load_part, open_readout
 from reservoir_pipelines.training.checkpoints import TRAINED, load_checkpoint, load_run, read_tensors, save_checkpoint
 from reservoir_pipelines.training.run_folder import RunFolder, read_checkpoint, read_journal
 
@@ -139,6 +139,27 @@ def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(go, cache):
                 with pytest.raises(InputError, match=f"{name}: not readable"):
                     load_run(cache / "run")
             path.write_bytes(before)
+
+
+def test_a_readout_of_a_run_keeps_the_checkpoint_from_which_it_was_opened(go, cache):
+    go(steps=2)
+    run = cache / "run"
+    before = open_readout(run)
+    # The training goes on, and writes a better checkpoint in place of the one that was opened.
+    trained = read_tensors(RunFolder(run).best, TRAINED)[TRAINED]
+    model = load_run(run).fpt
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+    with torch.no_grad():
+        model.output.weight[1] += 1
+    optimizer = torch.optim.Adam([model.output.weight])
+    save_checkpoint(run / "checkpoints", model, optimizer, trainer.State(step=4, best_step=4))
+    with pytest.raises(InputError, match=r"step-00000002: missing.*run the command again"):
+        load_part(before.task, before.parts[0], "cpu", run)
+    after = open_readout(run)
+    np.testing.assert_allclose(after.readout.coef[:, 0], before.readout.coef[:, 0] + 0.5, rtol=1e-5)
+    weight = load_part(after.task, after.parts[0], "cpu", run).fpt.output.weight.double().numpy().T
+    np.testing.assert_allclose(after.readout.coef, (weight[:, 1::2] - weight[:, ::2]) / 2)
 
 
 def test_trained_tensors_of_another_shape_are_refused_and_not_broadcast(tmp_path):

@@ -215,6 +215,25 @@ def test_a_readout_predicts_explains_and_tells_no_transformer(series, fitted, ca
     assert "transformer" not in capsys.readouterr().err
 
 
+def test_rows_without_a_window_are_not_explained(tmp_path):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(60, 16)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    np.savez(tmp_path / "short.npz", x=x[:2], lengths=np.array([8, 2]))
+    windows = {"input": "gaussian", "patch": 4, "stride": 2, "pad": "valid", "init": "random"}
+    features = extract(
+        tmp_path / "rows.npz",
+        backbone="mini:n_layer=1,n_embd=32",
+        layers="embed",
+        pool="mean",
+        cache=tmp_path,
+        **windows,
+    )
+    saved = fit(features, columns="embed/mean", alphas="1:1:1", select="valid").saved
+    with pytest.raises(InputError, match=r"short.npz, row 1: 2 tokens, but explain reads at least 4"):
+        explain(saved, tmp_path / "short.npz", out=tmp_path / "why.png")
+
+
 def test_the_module_equals_predict(series, fitted):
     with np.load(series) as arrays, torch.no_grad():
         x, lengths = arrays["x"], arrays["lengths"]

@@ -56,6 +56,8 @@ class Part:
     compute: str  # the precision of the model; "" without a model
     columns: tuple[str, ...]  # the names of the columns in their own entry
     run: str = ""  # the folder of a run of train, for trained weights; "" for frozen ones
+    # The step of the run's checkpoint whose output layer is the readout; a run that goes on has others soon.
+    step: int | None = None
     # SHA-256 of tokenizer and embeddings, by name; empty unless input is native
     input_digests: dict[str, str] = field(default_factory=dict)
     # The units of the input layer with --input patches; None for other input.
@@ -68,9 +70,9 @@ class Part:
     engine: EngineModel | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, but ``run``, a folder of this machine, and ``units``, which are arrays."""
+        """Return the fields as JSON values, without those of a run on this machine and the arrays of ``units``."""
         optional = ("statistic", "windows", "engine")
-        absent = {"run", "units"} | {name for name in optional if getattr(self, name) is None}
+        absent = {"run", "step", "units"} | {name for name in optional if getattr(self, name) is None}
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
 

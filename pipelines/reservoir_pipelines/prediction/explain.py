@@ -56,19 +56,12 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     first_rows = slice(options.first)
     new_lengths = None if new.lengths is None else new.lengths[first_rows]
     x, lengths = encode(task, new.x[first_rows], new_lengths, str(file))
-    if lengths.max() > task.max_tokens:
-        row = np.argmax(lengths)
-        raise InputError(
-            f"{file}, row {row}: {lengths[row]:,} tokens, "
-            f"but explain supports at most the {task.max_tokens:,} of the fit",
-            "shorten the row",
-        )
     # As the model reads them: patches of images, numbers of symbols.
     if task.pictures:
         x = as_patches(x)
     if task.alphabet:
         x = to_symbols(x, lengths, task.alphabet)
-    # 2. The model, and the explanation of each row.
+    # 2. The model, and the limits of what it reads.
     model = build(bundle, readout)
     if model.reader:
         raise InputError(
@@ -77,6 +70,8 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
         )
     # The number of each row in the file, where rows that cannot be read count, too.
     numbers_in_file = [row for row in range(len(new) + len(new.skipped)) if row not in new.skipped]
+    _check_lengths(file, lengths, numbers_in_file, fewest=model.shortest, most=task.max_tokens)
+    # 3. The explanation of each row.
     rows = [
         replace(explained, row=numbers_in_file[explained.row])
         for explained in explain_rows(model, task, x, lengths)
@@ -87,12 +82,27 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
             f"{file}: the model overflows in row {overflows[0]}, whose values are too large",
             "correct or remove it",
         )
-    # 3. The plot, by default beside the readout.
+    # 4. The plot, by default beside the readout.
     readout_folder = readout if readout.is_dir() else readout.parent
     plot = options.out or readout_folder / "explained.png"
     unit = "logits" if task.classes else "the unit of the label"
     _plot(plot, task, x, lengths, rows, unit)
     return Explanation(rows=tuple(rows), unit=unit, plot=plot)
+
+
+def _check_lengths(
+    file: Path, lengths: np.ndarray, numbers_in_file: Sequence[int], *, fewest: int, most: int
+) -> None:
+    """Raise `InputError` for the first row that has fewer or more tokens than the readout's model reads."""
+    misfits = np.flatnonzero((lengths < fewest) | (lengths > most))
+    if not len(misfits):
+        return
+    row = misfits[0]
+    limit = f"at least {fewest:,}" if lengths[row] < fewest else f"at most the {most:,} of the fit"
+    raise InputError(
+        f"{file}, row {numbers_in_file[row]}: {lengths[row]:,} tokens, but explain reads {limit}",
+        "leave the row out, or give one of another length",
+    )
 
 
 @torch.no_grad()

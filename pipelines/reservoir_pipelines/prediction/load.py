@@ -56,6 +56,7 @@ def _open_run(folder: Path) -> Bundle:
     """Return the output layer of a run of `train` as a linear readout of the trained model's last hidden state."""
     run = RunFolder(folder)
     config = run.config
+    checkpoint = run.best  # read once, because a training that goes on writes others
     with as_input_error(
         f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"
     ):
@@ -68,11 +69,12 @@ def _open_run(folder: Path) -> Bundle:
             compute=spec["compute"],
             columns=("final/last",),
             run=str(folder),
+            step=checkpoint.state.step,
         )
         # The weights (width, logits) and intercepts (logits,) of the output layer.
-        tensors = read_tensors(run.best, TRAINED)[TRAINED]
+        tensors = read_tensors(checkpoint, TRAINED)[TRAINED]
         if "output.weight" not in tensors:  # the output layer was not trained
-            tensors = load_run(folder, "cpu").fpt.state_dict()
+            tensors = load_run(folder, "cpu", step=part.step).fpt.state_dict()
         coef = tensors["output.weight"].double().numpy().T
         intercept = tensors["output.bias"].double().numpy()
         # A readout of two classes has one score s for each label, which stands for the logits -s and +s. The logits of
@@ -128,7 +130,7 @@ def load_part(
         If the weights, or the files of a native input, have changed since the fit.
     """
     if part.run:
-        return load_run(Path(part.run), device, compute)
+        return load_run(Path(part.run), device, compute, part.step)
     assert part.reservoir  # the caller has left out parts without a model
     with as_input_error(f"readout {where}: its model cannot be built", "fit it again"):
         model = load_model(

@@ -292,14 +292,17 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         shutil.rmtree(old, ignore_errors=True)
 
 
-def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
+def load_run(
+    folder: Path, device: str = "auto", compute: str | None = None, step: int | None = None
+) -> LoadedModel:
     """Load the model of a run with the weights of its best validation score, in evaluation mode.
 
-    ``compute`` is the precision, by default that of the training.
+    ``compute`` is the precision, by default that of the training, and ``step`` that of the checkpoint, by default the
+    best.
     """
     run = RunFolder(folder)
     config = run.config
-    checkpoint = run.best
+    checkpoint = run.best if step is None else run.checkpoint(step)
     with as_input_error(
         f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"
     ):

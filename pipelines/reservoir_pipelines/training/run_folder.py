@@ -151,7 +151,16 @@ class RunFolder:
                 f"{self.path}: the run has no checkpoint yet",
                 "continue it with reservoir train ... --resume",
             )
-        return read_checkpoint(checkpoint_path(last.path.parent, last.state.best_step))
+        return self.checkpoint(last.state.best_step)
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """Return the checkpoint after a step; one that the training has replaced meanwhile raises `InputError`."""
+        path = checkpoint_path(self.path / CHECKPOINTS, step)
+        if not path.is_dir():
+            raise InputError(
+                f"{path}: missing; a training that goes on replaces it", "run the command again"
+            )
+        return read_checkpoint(path)
 
     @property
     def state(self) -> State:
