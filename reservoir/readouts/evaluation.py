@@ -49,7 +49,8 @@ class Evaluation:
     recall: dict[str, float]  # share of correct labels of each class that occurs
     classes: tuple[str, ...]  # names of the rows and columns of ``confusion``
     confusion: np.ndarray  # samples of each class (rows) with each label
-    # Share of correct labels of each row, or its negative squared error, (rows,); or their sums over groups.
+    # Share of correct labels of each row, or its negative squared error in variances of the output, (rows,); or their
+    # sums over groups. With ``balanced``, weighted so that the mean is the balanced accuracy.
     row_scores: np.ndarray
     rows: int = 0  # number of rows with a label
     groups: int = 0  # number of groups of these rows, 0 without groups
@@ -119,16 +120,23 @@ def evaluate_classes(
     ranks: np.ndarray | None = None,
     counts: np.ndarray | None = None,
     groups: np.ndarray | None = None,
+    *,
+    balanced: bool = False,
 ) -> Evaluation:
     """Compare predicted class numbers (rows, ...) with the true ones, ``y`` (rows, ...).
 
     For two classes, ``ranks`` (rows, ...) are probabilities or scores of class 1, by which labels are ranked. If the
     rows of ``y`` are tokens, ``counts`` (sequences,) holds the tokens of each sequence. ``groups`` holds the group of
-    each row, or of each sequence.
+    each row, or of each sequence. ``balanced`` says whether readouts are compared by balanced accuracy.
     """
     # One column for each label of a row.
     y, predicted = y.reshape(len(y), -1), predicted.reshape(len(y), -1)
-    row_scores, groups = _by_row((y == predicted).mean(axis=1), counts, groups)
+    is_correct = y == predicted
+    row_scores, group_of_row = _by_row(is_correct.mean(axis=1), counts, groups)
+    interval = accuracy_interval(row_scores, group_of_row)
+    if balanced:
+        weights = _balancing_weights(y)
+        row_scores, _ = _by_row((is_correct * weights).mean(axis=1), counts, groups)
     # Only two classes have an area under the curve.
     ranks = ranks.reshape(y.shape) if ranks is not None and len(classes) == 2 else None
     confusion = _confusion(y.ravel(), predicted.ravel(), len(classes))
@@ -139,12 +147,18 @@ def evaluate_classes(
     return Evaluation(
         samples=y.size,
         scores=_scores_of_labels(y, predicted, ranks),
-        interval=accuracy_interval(row_scores, groups),
+        interval=interval,
         recall={classes[c]: float(share) for c, share in zip(present, recall, strict=True)},
         classes=tuple(classes),
         confusion=confusion,
-        **_fields_of_rows(row_scores, groups),
+        **_fields_of_rows(row_scores, group_of_row),
     )
+
+
+def _balancing_weights(y: np.ndarray) -> np.ndarray:
+    """Return the weight of each label, of the shape of ``y``: the mean is 1, and classes have equal sums."""
+    _, numbers, counts = np.unique(y, return_inverse=True, return_counts=True)
+    return (y.size / (len(counts) * counts))[numbers].reshape(y.shape)
 
 
 def _scores_of_labels(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None) -> dict[str, float]:
@@ -266,6 +280,8 @@ def evaluate_values(
     """
     from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
+    # In float64, because squares of large values overflow in float32.
+    y, predicted = y.astype(np.float64), predicted.astype(np.float64)
     # R² of one sample is not defined; it is 1 if the prediction is exact, else 0.
     r2 = r2_score(y, predicted) if len(y) > 1 else np.array_equal(y, predicted)
     scores = {
@@ -277,7 +293,9 @@ def evaluate_values(
         for number, (targets, values) in enumerate(zip(y.T, predicted.T, strict=True)):
             scores[f"R²_of_label_{number}"] = r2_score(targets, values) if len(y) > 1 else r2
             scores[f"rmse_of_label_{number}"] = root_mean_squared_error(targets, values)
-    squared_errors = np.square(y - predicted).mean(axis=1)
+    # In variances of each output, as in R², so that an output with large values does not outweigh the others.
+    variance = y.var(axis=0)
+    squared_errors = np.square(y - predicted) / np.where(variance > 0, variance, 1.0)
     return Evaluation(
         samples=len(y),
         scores={name: float(score) for name, score in scores.items()},
@@ -285,8 +303,8 @@ def evaluate_values(
         recall={},
         classes=(),
         confusion=np.zeros((0, 0), int),
-        **_fields_of_rows(*_by_row(-squared_errors, counts, groups)),
-        values=np.stack([y.ravel()[:MAX_VALUES], predicted.ravel()[:MAX_VALUES]]).astype(np.float64),
+        **_fields_of_rows(*_by_row(-squared_errors.mean(axis=1), counts, groups)),
+        values=np.stack([y.ravel()[:MAX_VALUES], predicted.ravel()[:MAX_VALUES]]),
     )
 
 
@@ -317,11 +335,13 @@ def evaluate_blocks(
     classes: Sequence[str],
     counts: np.ndarray | None = None,
     groups: np.ndarray | None = None,
+    *,
+    balanced: bool = False,
 ) -> Evaluation:
     """Compare a readout's predictions with the labels of blocks of features (m, w) and labels (m, outputs).
 
     ``classes`` are their names, none for real values. ``counts`` (rows,) is the number of samples per row (default 1),
-    and ``groups`` (rows,) the group of each row.
+    and ``groups`` (rows,) the group of each row. ``balanced`` is as in `evaluate_classes`.
     """
     # One array for each block. Only readouts with probabilities fill the last two: the probabilities of the predicted
     # classes, and the values by which samples are ranked for class 1.
@@ -345,8 +365,9 @@ def evaluate_blocks(
             ranks.append(scores if ranks_by_scores else probabilities[..., 1])
     y, predicted = np.concatenate(labels), np.concatenate(predictions)
     if not has_probabilities:
-        return evaluate_labels(y, predicted, classes, None, counts, groups)
-    evaluation = evaluate_labels(y, predicted, classes, np.concatenate(ranks), counts, groups)
+        return evaluate_labels(y, predicted, classes, None, counts, groups, balanced=balanced)
+    ranks_of_all = np.concatenate(ranks)
+    evaluation = evaluate_labels(y, predicted, classes, ranks_of_all, counts, groups, balanced=balanced)
     is_right = (y == predicted).ravel()
     bins = reliability(np.concatenate(largest_probabilities).ravel(), is_right)
     return replace(evaluation, reliability=bins)
@@ -359,11 +380,13 @@ def evaluate_labels(
     ranks: np.ndarray | None = None,
     counts: np.ndarray | None = None,
     groups: np.ndarray | None = None,
+    *,
+    balanced: bool = False,
 ) -> Evaluation:
     """Compare predicted labels or values (n, outputs) of samples with the true ones.
 
     For two classes, ``ranks`` (n, outputs) are probabilities or scores of class 1. ``counts`` (rows,) is the number of
-    samples per row (default 1), and ``groups`` (rows,) the group of each row.
+    samples per row (default 1), and ``groups`` (rows,) the group of each row. ``balanced`` is as in `evaluate_classes`.
     """
     if not classes:
         return evaluate_values(y, predicted, counts, groups)
@@ -373,7 +396,7 @@ def evaluate_labels(
         # ranks the shape of the labels.
         y, predicted = y.reshape(len(counts), -1), predicted.reshape(len(counts), -1)
         counts = None
-    return evaluate_classes(y, predicted, classes, ranks, counts, groups)
+    return evaluate_classes(y, predicted, classes, ranks, counts, groups, balanced=balanced)
 
 
 def _fields_of_rows(row_scores: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:

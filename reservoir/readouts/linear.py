@@ -102,7 +102,8 @@ class Targets:
 
         For classes, this is the share of the sample's labels that are correct. For real targets, it is the negative
         squared error divided by the variance of the output, as a mean over outputs. Either is multiplied by the
-        weight of the sample and divided by the mean weight.
+        weight of the sample and divided by the mean weight. With class weights, the classes of these samples have equal
+        weights in sum, so that the mean is the balanced accuracy.
         """
         if self.classes:
             scores_of_samples = (self.predict(scores) == y).mean(axis=1)
@@ -110,7 +111,11 @@ class Targets:
             variance = y.var(axis=0, dtype=np.float64)
             divisor = np.where(variance > 0, variance, 1.0)  # errors of a constant output are not scaled
             scores_of_samples = -(np.square(scores - y) / divisor).mean(axis=1)
-        all_weights = self.weights(y, weights)
+        all_weights = weights
+        if self.class_weights is not None:
+            labels = y[:, 0].astype(np.int64)  # there are class weights only if there is a single output
+            balanced = balanced_weights(np.bincount(labels, weights, minlength=self.classes))
+            all_weights = replace(self, class_weights=balanced).weights(y, weights)
         if all_weights is None:
             return scores_of_samples
         return scores_of_samples * all_weights / all_weights.mean()
@@ -328,20 +333,23 @@ def check_width(weights: int, features: int) -> None:
 class Tally:
     """Running accuracy of A readouts over blocks: the share of correct labels over samples and outputs, or R^2.
 
-    Class weights of the targets weight the samples. For real targets the accuracy is the mean over
-    outputs of
+    If the targets have class weights, it is the balanced accuracy: the mean over the classes that occur here of the
+    share of their samples that is correct. For real targets the accuracy is the mean over outputs of
 
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
 
     where a constant output scores 1 if it is predicted exactly, else 0. The loss, which ranks equally
-    accurate readouts, is the mean squared distance between the scores and the coding of the labels.
+    accurate readouts, is the mean squared distance between the scores and the coding of the labels, with class weights
+    as a mean over classes, too.
     """
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self.samples = 0.0  # sum of the weights of the samples
         # Sums over samples. Those of readouts are 0.0 until the first block, which shows how many readouts there are.
-        # Of classes: correct labels (A,), and squared distances of the scores from the coding (A,).
+        # Of classes: correct labels (A,), and squared distances of the scores from the coding (A,). With class weights
+        # the samples of each class have sums of their own, (A, classes), and weights (classes,).
+        self._weights_of_classes = np.zeros(targets.classes)
         self._correct: np.ndarray | float = 0.0
         self._distances: np.ndarray | float = 0.0
         # Of real targets: squared residuals (A, outputs); and the first value of each output (outputs,), with the sums
@@ -356,14 +364,18 @@ class Tally:
 
         Return the tally itself.
         """
-        weights = self.targets.weights(y, weights)
         if weights is None:
             weights = np.ones(len(y))
         report_work(SCORE_WORK * scores.size)
         if self.targets.classes:
-            self._correct = self._correct + (self.targets.predict(scores) == y).sum(axis=2) @ weights
+            summed = weights
+            if self.targets.class_weights is not None:
+                # A column for each class, with the weights of its samples.
+                summed = np.eye(self.targets.classes)[y[:, 0].astype(np.int64)] * weights[:, None]
+                self._weights_of_classes += summed.sum(axis=0)
+            self._correct = self._correct + (self.targets.predict(scores) == y).sum(axis=2) @ summed
             distances = np.square(scores - self.targets.coded(y)).sum(axis=2, dtype=np.float64)
-            self._distances = self._distances + distances @ weights
+            self._distances = self._distances + distances @ summed
         else:
             values = y.astype(np.float64)
             self._residuals = self._residuals + weights @ np.square(scores - values)
@@ -381,7 +393,7 @@ class Tally:
         if not self.samples:
             raise ValueError("no samples were counted")
         if self.targets.classes:
-            return np.asarray(self._correct) / (self.samples * self.targets.outputs)
+            return self._mean_of(self._correct)
         # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n, of values around the first one.
         total = self._squares - np.square(self._sum) / self.samples
         is_constant = total <= 0
@@ -393,7 +405,14 @@ class Tally:
         """Return the mean loss of each readout, (A,), over all samples so far; for real targets it is 1 - R^2."""
         if not self.targets.classes:
             return 1 - self.accuracy()
-        return np.asarray(self._distances) / (self.samples * self.targets.outputs)
+        return self._mean_of(self._distances)
+
+    def _mean_of(self, sums: np.ndarray | float) -> np.ndarray:
+        """Return the means (A,) of sums over samples: over all labels or, with class weights, over the classes."""
+        if self.targets.class_weights is None:
+            return np.asarray(sums) / (self.samples * self.targets.outputs)
+        occurs = self._weights_of_classes > 0
+        return (np.asarray(sums)[:, occurs] / self._weights_of_classes[occurs]).mean(axis=1)
 
 
 def accuracy_of(readout: Readout, blocks: Iterable[Block]) -> float:
@@ -413,7 +432,7 @@ def metric_name(classes: int) -> str:
 def balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
     """Return weights that give all classes the same total: samples / (classes * count), or 0 for absent classes."""
     is_present = counts > 0
-    weights = counts.sum() / (is_present.sum() * np.maximum(counts, 1))  # absent classes do not divide by 0
+    weights = counts.sum() / (is_present.sum() * np.where(is_present, counts, 1))  # no division by 0
     return tuple(np.where(is_present, weights, 0.0).tolist())
 
 

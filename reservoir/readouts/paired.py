@@ -17,7 +17,7 @@ ROUNDING_SQUARES = 1e-24  # sum of squared errors, in shares or R², that is tak
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Score of a readout minus that of another on the same rows: accuracy, or R² of real values.
+    """Score of a readout minus that of another on the same rows: accuracy, balanced accuracy, or R² of real values.
 
     Parameters
     ----------
@@ -40,15 +40,22 @@ def paired_difference(
     y: np.ndarray,
     predicted: tuple[np.ndarray, np.ndarray],
     units: np.ndarray,
+    *,
+    balanced: bool = False,
 ) -> Difference:
     """Return the difference between the first of two readouts and the second, both evaluated on the same samples.
 
     ``y`` and both arrays in ``predicted`` are (n, outputs); ``units`` (n,) names the row of each
-    sample, or its group if the rows have groups.
+    sample, or its group if the rows have groups. With ``balanced`` the difference is one of balanced accuracy, and
+    there is one output.
     """
     first, second = evaluations
     p_value = p_value_of_difference(first, second)
     gain, spread = _gain_and_spread(y, predicted, has_classes=bool(first.classes))
+    if balanced:
+        # A column for each class that occurs, whose ratio of sums is the difference of the recalls.
+        is_class = y == np.unique(y)
+        gain, spread = gain * is_class, spread * is_class
     # A constant output has no R².
     varies = spread.sum(axis=0) > 0
     if not varies.any():

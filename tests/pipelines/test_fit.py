@@ -19,6 +19,7 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.candidates import make_fitter
 from reservoir_pipelines.fitting.evaluate import Test
 from reservoir_pipelines.fitting.fit_data import FitData
+from reservoir_pipelines.fitting.fitter import fit_source
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.results import Result, score_matrix
@@ -522,7 +523,10 @@ def test_balanced_readouts_are_chosen_by_balanced_accuracy(folds):
     assert found.result.valid_score == max(result.valid_score for result in found.results)
     x, y = source.splits["valid"]
     expected = balanced_accuracy_score(y, found.readout.predict(x))
-    assert found.result.valid_score == pytest.approx(expected, abs=0.03 if not folds else 0.1)
+    # Valid has other shares of the classes than train. Folds hold out each row once, and the readout is fitted to all.
+    assert found.result.valid_score == pytest.approx(expected, abs=0.1 if folds else 1e-12)
+    scored = fit_source(RidgeFitter(classes=2, alphas=np.ones(1), folds=folds, balanced=True), source)
+    assert scored.sample_scores().mean() == pytest.approx(scored.result.valid_score)
     assert found.result.valid_score < 0.9  # the constant answer "negative" has accuracy 0.92
 
 

@@ -5,14 +5,17 @@ import json
 import math
 import shlex
 import shutil
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
+from reservoir_cache import locked
 from reservoir_pipelines import explain, extract, fit, predict
 from reservoir_pipelines.extraction.extractor import load_extractor
-from reservoir_pipelines.fitting import kernel_fitter
+from reservoir_pipelines.fitting import baselines, kernel_fitter
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.candidates import make_fitter
 from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.preparation.prepare import prepare
@@ -25,7 +28,7 @@ from reservoir.inputs import patch_units
 from reservoir.inputs.patch_units import draw_units, framed, mirrored_places
 from reservoir.inputs.picture_patches import PatchConvolution
 from reservoir.loaded_model import load_model
-from reservoir.options import ExtractOptions, RowOptions
+from reservoir.options import ExtractOptions, FitOptions, RowOptions
 from reservoir.pooling import find_pooling
 from reservoir.readouts import kernel_ridge
 from reservoir.readouts.kernel_ridge import KernelReadout
@@ -301,6 +304,29 @@ def test_many_rows_choose_by_some_and_are_factorised_on_disk_and_resumed(feature
     if resumed.best.alpha == whole.best.alpha:
         readouts = [Bundle.load(fitted.saved).readout for fitted in (whole, resumed)]
         np.testing.assert_allclose(readouts[1].dual, readouts[0].dual, rtol=1e-6, atol=1e-9)
+
+
+def test_baselines_of_a_kernel_readout_are_fitted_to_the_same_rows():
+    for select, refits in (("auto", True), ("valid", False)):
+        fitter = make_fitter(FitOptions(readout="arccos", select=select), 10)
+        assert fitter.refits == baselines._ridge_of(fitter, chooses=True).refits == refits
+
+
+def test_a_second_factorisation_of_an_entry_waits_for_the_first(features, monkeypatch):
+    monkeypatch.setattr(kernel_fitter, "CHOICE_ROWS", 300)
+    monkeypatch.setattr(kernel_fitter, "ROWS_IN_MEMORY", 500)
+    messages = []
+    with ExitStack() as other_process:
+        other_process.enter_context(locked(features.entry))
+
+        def notify(message):
+            messages.append(message)
+            if "waiting for another process" in message:
+                other_process.close()
+
+        monkeypatch.setattr(kernel_fitter, "notify", notify)
+        fit(features, readout="arccos", columns="embed/mirrored2", select="valid", alphas="0.01:0.01:1")
+    assert len(messages) == 1 and not [*features.entry.glob("factor-*")]
 
 
 def test_some_of_the_rows_are_drawn_and_named(features):

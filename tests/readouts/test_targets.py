@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import softmax
 from scipy.stats import binom, binomtest
 from sklearn import metrics
-from sklearn.metrics import accuracy_score, log_loss, r2_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, r2_score
 
 from reservoir.readouts.evaluation import (
     accuracy_interval,
@@ -25,8 +25,15 @@ from reservoir.readouts.evaluation import (
     threshold_for_rate,
 )
 from reservoir.readouts.kernel_ridge import KernelReadout, Standardised
-from reservoir.readouts.linear import Tally, Targets, samples, unsample
-from reservoir.readouts.paired import mcnemar, p_value_of_difference, paired_difference, paired_interval, sign_flips
+from reservoir.readouts.linear import Tally, Targets, balanced_weights, samples, unsample
+from reservoir.readouts.paired import (
+    mcnemar,
+    p_value_of_difference,
+    paired_difference,
+    paired_interval,
+    sign_flips,
+    verdict_of_difference,
+)
 from reservoir.readouts.penalties import best_penalty
 from reservoir.readouts.sweep import sweep
 
@@ -416,3 +423,64 @@ def test_the_interval_of_paired_accuracies_is_that_of_bonett_and_price():
     assert paired_interval(2, 10, 50) == pytest.approx((-0.28854, -0.01916), abs=2e-5)
     low, high = paired_interval(0, 0, 50)
     assert low == -high and high > 0.05  # two readouts that agree on 50 rows may differ on others
+
+
+def test_a_tally_with_class_weights_is_the_balanced_accuracy_of_what_it_counts():
+    rng = np.random.default_rng(0)
+    y = rng.choice(4, (300, 1), p=[0.7, 0.2, 0.1, 0])
+    scores = rng.standard_normal((2, 300, 4)) + np.eye(4)[y[:, 0]]
+    weights = rng.random(300) * (y[:, 0] < 2) + 0.1
+    # The shares of the classes in fitting were others, and had none of the third class and some of the fourth.
+    targets = Targets(1, 4, balanced_weights(np.array([50, 50, 0, 10])))
+    for sample_weights in (None, weights):
+        tally = Tally(targets)
+        for rows in (slice(0, 100), slice(100, 300)):
+            part = None if sample_weights is None else sample_weights[rows]
+            tally.update(scores[:, rows], y[rows], part)
+        predicted = scores.argmax(axis=2)
+        expected = [balanced_accuracy_score(y[:, 0], labels, sample_weight=sample_weights) for labels in predicted]
+        np.testing.assert_allclose(tally.accuracy(), expected)
+        means = [targets.sample_scores(of_readout, y, sample_weights).mean() for of_readout in scores]
+        np.testing.assert_allclose(means, expected)
+
+
+def test_a_difference_of_balanced_accuracies_is_tested_as_such():
+    rng = np.random.default_rng(0)
+    y = (rng.random((400, 1)) < 0.05).astype(int)
+    constant = np.zeros_like(y)
+    # All rare rows are found, with more false alarms than there are rare rows.
+    found = np.where((y == 0) & (rng.random((400, 1)) < 0.12), 1, y)
+    evaluations = [evaluate_classes(y, labels, ["no", "yes"], balanced=True) for labels in (found, constant)]
+    difference = paired_difference(
+        (evaluations[0], evaluations[1]), y, (found, constant), np.arange(400), balanced=True
+    )
+    expected = balanced_accuracy_score(y, found) - 0.5
+    assert difference.value == pytest.approx(expected) and expected > 0.4
+    assert difference.interval[0] < expected < difference.interval[1] and difference.p_value < 1e-3
+    assert [evaluation.row_scores.mean() for evaluation in evaluations] == pytest.approx([expected + 0.5, 0.5])
+    assert verdict_of_difference(evaluations[0], evaluations[1], difference.p_value) == "adds"
+    # The interval of an accuracy stays that of the accuracy.
+    assert evaluations[0].interval == accuracy_interval((y == found)[:, 0])
+    plain = [evaluate_classes(y, labels, ["no", "yes"]) for labels in (found, constant)]
+    p_value = p_value_of_difference(plain[0], plain[1])
+    assert verdict_of_difference(plain[0], plain[1], p_value) == "adds nothing"
+
+
+def test_targets_with_large_values_do_not_outweigh_the_others():
+    rng = np.random.default_rng(0)
+    y = rng.standard_normal((300, 2)) * [1000, 1]
+    first = y + rng.standard_normal((300, 2)) * [110, 0.1]
+    second = y + rng.standard_normal((300, 2)) * [90, 0.9]
+    evaluations = [evaluate_values(y, predicted) for predicted in (first, second)]
+    difference = paired_difference((evaluations[0], evaluations[1]), y, (first, second), np.arange(300))
+    assert difference.value == pytest.approx(r2_score(y, first) - r2_score(y, second)) and difference.value > 0.3
+    row_scores = [evaluation.row_scores.mean() + 1 for evaluation in evaluations]
+    assert row_scores == pytest.approx([r2_score(y, first), r2_score(y, second)])
+    assert verdict_of_difference(evaluations[0], evaluations[1], difference.p_value) == "adds"
+
+
+def test_values_whose_squares_overflow_float32_have_an_interval():
+    y = np.random.default_rng(0).standard_normal((50, 1))
+    expected = evaluate_values(y, 0.9 * y).interval
+    large = (y * 1e30).astype(np.float32)
+    assert evaluate_values(large, (0.9 * large).astype(np.float32)).interval == pytest.approx(expected, rel=1e-4)

@@ -107,7 +107,9 @@ def _ridge_of(fitter: Fitter, *, chooses: bool) -> RidgeFitter:
     ``chooses`` is as in `Candidates`.
     """
     if not isinstance(fitter, RidgeFitter):
-        return RidgeFitter(classes=fitter.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
+        return RidgeFitter(
+            classes=fitter.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced, refits=fitter.refits
+        )
     # A single penalty was chosen by the user for the columns, so a baseline tries all penalties. If the folds cannot
     # tell readouts apart (``chooses`` is False), the single penalty is `FIXED_ALPHA`, and baselines have it, too.
     if len(fitter.alphas) == 1 and chooses:

@@ -103,16 +103,19 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
             yield x, y
 
     counts = samples.counts("test")
-    evaluated = evaluation.evaluate_blocks(final.readout, blocks(), class_names, counts, test.units)
+    # The metric by which readouts were chosen is also that by which they are compared.
+    metric = final.result.metric
+    is_balanced = metric == "balanced_accuracy"
+    evaluated = evaluation.evaluate_blocks(
+        final.readout, blocks(), class_names, counts, test.units, balanced=is_balanced
+    )
     # Sequences that were left out as too long count as wrong in a further accuracy.
     kept_share = samples.view.made_with.get("kept", {}).get("test", 1.0)
     evaluated = evaluated.with_baseline(task.floor, kept_share)
     if joins_windows:
         of_recordings = _score_of_recordings(test_rows, np.concatenate(window_scores), class_names)
         evaluated = replace(evaluated, scores=evaluated.scores | of_recordings)
-    # The result has the metric by which readouts were chosen, and the score of its control task.
-    metric = final.result.metric
-    is_balanced = metric == "balanced_accuracy"
+    # The result has the score of this metric, and that of its control task.
     result = replace(
         final.result,
         test_score=evaluated.scores[metric],

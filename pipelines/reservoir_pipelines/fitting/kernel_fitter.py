@@ -2,14 +2,14 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-from reservoir_cache import replace_file
+from reservoir_cache import locked, replace_file
 
 from reservoir.column import names_of
 from reservoir.errors import InputError, as_input_error
@@ -193,11 +193,17 @@ class KernelFitter(Fitter):
             yield PanelsInMemory()
             return
         # The folder of the factor of other rows, or with another penalty, has another name.
-        folder = source.view.path / f"factor-{training.digest()[:16]}-{self.kind}-{alpha:.6g}"
-        if folder.is_dir():
-            notify(f"{source.name}: continuing the factorisation in {folder}")
-        yield PanelsOnDisk(folder)
-        shutil.rmtree(folder)
+        entry = source.view.path
+        folder = entry / f"factor-{training.digest()[:16]}-{self.kind}-{alpha:.6g}"
+        # One factor of an entry at a time: another process may have the same folder, and would remove it at its end.
+        with locked(entry, wait=False) as is_alone:
+            if not is_alone:
+                notify(f"{source.name}: waiting for another process that factorises rows of {entry}")
+            with nullcontext() if is_alone else locked(entry):
+                if folder.is_dir():
+                    notify(f"{source.name}: continuing the factorisation in {folder}")
+                yield PanelsOnDisk(folder)
+                shutil.rmtree(folder)
 
 
 def parse_rows(readout: str) -> int:

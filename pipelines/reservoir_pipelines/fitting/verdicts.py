@@ -168,7 +168,8 @@ def _constant_label(scores: Scores) -> list[str]:
         return []
     problem = f"CAUTION: all test rows get the label {evaluation.classes[predicted_classes[0]]!r}"
     remedy = "add rows of the other classes"
-    if scores.result.metric != "balanced_accuracy":
+    takes_class_weights = scores.result.readout in ("ridge", "logistic")
+    if takes_class_weights and scores.result.metric != "balanced_accuracy":
         remedy += ", or pass --class-weight balanced"
     return [f"{problem}, as by a constant; {remedy}"]
 
@@ -290,4 +291,7 @@ def difference_on_test(scores: Scores, other: Scores, task: Task) -> Difference:
     labels_per_sample = scores.labels.shape[1] // outputs
     units = np.repeat(unit_of_row, scores.counts * labels_per_sample)
     evaluations = scores.evaluation, other.evaluation
-    return paired_difference(evaluations, true_labels, (predicted, predicted_by_other), units)
+    is_balanced = scores.result.metric == "balanced_accuracy"
+    return paired_difference(
+        evaluations, true_labels, (predicted, predicted_by_other), units, balanced=is_balanced
+    )
