@@ -45,6 +45,8 @@ class LSTMConfig(Config):
         super().__post_init__()
         if self.cell != "released":
             raise InputError(f"backbone 'lstm': cell={self.cell} is not known", "use cell=released")
+        if self.width < 2:  # the unbiased standard deviation of one value does not exist
+            raise InputError("backbone 'lstm': its norms need two channels or more", "use width=2 or more")
 
 
 class UnbiasedNorm(nn.LayerNorm):

@@ -239,6 +239,7 @@ def test_wrong_folders_are_refused(config, words, tmp_path):
         ("lstm", {"init": "pretrained"}, "--init random"),
         ("lstm", {"init": "random-flat"}, "lstm has no initializer_range"),
         ("lstm:cell=gru", {}, "cell=gru is not known; use cell=released"),
+        ("lstm:width=1", {}, "two channels or more; use width=2 or more"),
         ("esn:sr=-1", {}, "sr=-1"),
         ("esn:units=20000", {}, "at most 10000"),
         ("esn:units=2,rc_connectivity=0.01", {}, "recurrent"),
