@@ -268,7 +268,6 @@ def with_probing(table: ResultTable, results: Sequence[Result]) -> ResultTable:
 def layer_table(scores: Sequence[LayerScore], groups: int) -> ResultTable:
     """Return the table of the best column of each layer; ``groups`` is the number of groups of test rows, or 0."""
     metric = scores[0].result.metric
-    compared_metric = _metric_of_differences(metric)
     columns = (
         *texts("layer", "column"),
         *numbers("valid"),
@@ -286,23 +285,17 @@ def layer_table(scores: Sequence[LayerScore], groups: int) -> ResultTable:
         # Three cells: the difference, its interval and its p-value.
         difference = ("best layer", "", "")
         if score.difference is not None:
-            ends = difference_ends(score.difference_interval, compared_metric)
+            ends = difference_ends(score.difference_interval, metric)
             # Few rows or groups cannot show a difference, and have no p-value.
             p_value = "" if score.p_value is None else f"{score.p_value:.2g}"
-            difference = (signed_difference(score.difference, compared_metric), ends, p_value)
+            difference = (signed_difference(score.difference, metric), ends, p_value)
         rows.append((score.layer, result.title, valid, valid_interval, test, *difference))
-    unit = " in points" if is_share(compared_metric) else ""
+    compared_score = metric.replace("_", " ") + (" in points" if is_share(metric) else "")
     explanation = (
-        f"{compared_metric}{unit} minus that of the best layer, on the same test rows{over_groups(groups)}"
+        f"{compared_score} minus that of the best layer, on the same test rows{over_groups(groups)}"
     )
     table = ResultTable(columns, rows, f"the best column of each layer; difference: {explanation}")
     return with_probing(table, [score.result for score in scores])
-
-
-def _metric_of_differences(metric: str) -> str:
-    """Return the metric in which readouts chosen by ``metric`` are compared row by row: R² or accuracy."""
-    # Paired differences count every row once, also if balanced accuracy has chosen the readouts.
-    return "R²" if metric == "R²" else "accuracy"
 
 
 def operating_table(points: Sequence[OperatingPoint], evaluation: Evaluation) -> ResultTable:
@@ -337,7 +330,6 @@ def twin_table(twin: Twin) -> ResultTable:
     The last row has the readouts that validation chose among all layers.
     """
     metric = twin.chosen.trained.metric
-    compared_metric = _metric_of_differences(metric)
     columns = (
         *texts("layer"),
         *numbers("trained", "untrained", "trained - untrained"),
@@ -354,17 +346,17 @@ def twin_table(twin: Twin) -> ResultTable:
                 contrast.layer or "chosen",
                 score_text(contrast.trained.test_score, metric),
                 score_text(contrast.untrained.test_score, metric),
-                signed_difference(to_untrained.value, compared_metric),
-                difference_ends(to_untrained.interval, compared_metric),
+                signed_difference(to_untrained.value, metric),
+                difference_ends(to_untrained.interval, metric),
                 "" if to_untrained.p_value is None else f"{to_untrained.p_value:.2g}",
-                signed_difference(to_raw.value, compared_metric) if to_raw else "",
-                difference_ends(to_raw.interval if to_raw else None, compared_metric),
+                signed_difference(to_raw.value, metric) if to_raw else "",
+                difference_ends(to_raw.interval if to_raw else None, metric),
             )
         )
     metric_name = metric.replace("_", " ")
     rows_text = count_text(twin.against[0].rows, "test row")
     raw = f"; raw: {score_text(twin.raw.test_score, metric)} by {twin.raw.title}" if twin.raw else ""
-    unit = "differences in points" if is_share(compared_metric) else "differences"
+    unit = "differences in points" if is_share(metric) else "differences"
     groups = over_groups(twin.against[0].groups)
     return ResultTable(columns, rows, f"{metric_name} on {rows_text}{raw}; {unit}, paired{groups}")
 

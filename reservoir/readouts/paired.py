@@ -154,7 +154,7 @@ def verdict_of_difference(first: Evaluation, second: Evaluation, p_value: float 
         return "cannot be judged"
     if p_value >= SIGNIFICANT:
         return "no difference"
-    # The sum of the scores decides, because the p-value is about it; balanced accuracy may differ.
+    # The sum of the scores decides, because the p-value is about it.
     return "adds" if first.row_scores.sum() > second.row_scores.sum() else "adds nothing"
 
 

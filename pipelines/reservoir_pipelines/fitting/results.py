@@ -158,8 +158,8 @@ class Against(Record):
     difference : float
         Test score of the reservoir minus that of the baseline.
     p_value : float, optional
-        The p-value of the hypothesis that both are equally good: McNemar's mid-p, or for regression, several labels
-        and groups the share of sign flips of the paired differences. None for fewer than three rows or groups.
+        The p-value of the hypothesis that both are equally good: McNemar's mid-p, or for regression, several labels,
+        balanced accuracy and groups the share of sign flips of the paired differences. None for fewer than three rows or groups.
     rows, groups : int
         Number of test rows, and of their groups (0 without groups).
     """
@@ -203,7 +203,7 @@ class LayerScore(Record):
     valid_interval : tuple of (float, float), optional
         95% interval of the validation score over rows, or over groups if the rows have groups.
     difference : float, optional
-        Accuracy (or R²) on the test rows minus that of the best layer; None for the best layer itself.
+        The test score minus that of the best layer; None for the best layer itself.
     difference_interval : tuple of (float, float), optional
         Paired 95% interval of the difference.
     p_value : float, optional
