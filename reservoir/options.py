@@ -67,20 +67,25 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
 
     label: str | None = option(
         None,
-        "Column of labels, else label, target, class or y; for FASTA, a regular expression for the header.",
+        "Column of labels, else label, target, class, y, ner_tags or tags; for FASTA, a regular expression for the "
+        "header.",
     )
     id: str | None = option(None, "Column of row names, else id; in long form, of sequence names.")
     time: str | None = option(
         None,
-        "Column of times, else time or timestamp, which order the rows of an id (long form) or of a log (--window).",
+        "Column of times, else time or timestamp (with --forecast also date, datetime or year), which order the rows "
+        "of an id (long form) or of a log (--window).",
     )
     group: str | None = option(
         None, "Column of groups, each in one split, else group, subject or patient; for FASTA, see --label."
     )
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
-    text: str | None = option(None, "Column of texts or sequences, else x, sequence or text.")
+    text: str | None = option(
+        None, "Column of texts or sequences, else x, sequence, text, tokens or words."
+    )
     chat: bool = option(
-        False, "Read the column --text, else messages, as chats, which the model's chat template renders."
+        False,
+        "Read the column --text, else messages or conversation, as chats, which the model's chat template renders.",
     )
     span: str | None = option(
         None,

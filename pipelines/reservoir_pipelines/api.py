@@ -280,8 +280,8 @@ def fit(arguments: FitArguments) -> Fit:
     With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and
     columns that are known to suit the data. On data of your own, a baseline (the raw input, or a
     statistic of it) is saved instead if it is better by more than a standard error on the held-out
-    rows. ``a+b`` concatenates two columns. A readout chosen on the validation split is then fitted to
-    train and valid.
+    rows. ``a+b`` concatenates two columns. A readout of ridge or ``arccos`` that the validation split has
+    chosen is then fitted to train and valid, unless ``select`` is ``valid``.
 
     Examples
     --------

@@ -60,7 +60,7 @@ class EstimatorOptions:
     cv: int | Iterable[Any] | None = opt.option(
         None,
         "Folds, or a cross-validator that holds each sample out once, by which column and penalty are chosen",
-        shown="five folds, repeated five times below 200 samples and three times below 600",
+        shown="five folds, repeated five times below 200 samples and three times below 600; three from 2,000 on",
     )
     class_weight: str | Mapping[Any, float] | None = opt.option(
         None, "``balanced`` or weights by class, as in scikit-learn"

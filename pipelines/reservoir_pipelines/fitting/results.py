@@ -159,7 +159,8 @@ class Against(Record):
         Test score of the reservoir minus that of the baseline.
     p_value : float, optional
         The p-value of the hypothesis that both are equally good: McNemar's mid-p, or for regression, several labels,
-        balanced accuracy and groups the share of sign flips of the paired differences. None for fewer than three rows or groups.
+        balanced accuracy and groups the share of sign flips of the paired differences. None for fewer than three rows
+        or groups.
     rows, groups : int
         Number of test rows, and of their groups (0 without groups).
     """
