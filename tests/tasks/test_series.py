@@ -64,6 +64,18 @@ def test_targets_and_missing_values(tmp_path):
         rows_of(open_source(str(path)))
 
 
+def test_a_recording_without_any_value_of_a_channel_is_named(tmp_path):
+    for number in range(6):
+        cells = ["", "", ""] if number == 3 else [0.1, "", 0.3 + number]
+        lines = "".join(f"{step},{number + step},{cell}\n" for step, cell in enumerate(cells))
+        (tmp_path / f"r{number}.csv").write_text("time,a,b\n" + lines)
+    labels = "".join(f"r{number}.csv,{number % 2}\n" for number in range(6))
+    (tmp_path.parent / "labels.csv").write_text("file,label\n" + labels)
+    source = open_source(str(tmp_path), labels=str(tmp_path.parent / "labels.csv"), missing="interpolate")
+    with pytest.raises(InputError, match=r"no value at all in row 3 \(r3\.csv\), column 1.*--missing mask"):
+        rows_of(source)
+
+
 def test_ucr_tables_have_the_label_first_and_no_names(tmp_path):
     rows = "".join(f"{label}\t{n}\t{n + 0.5}\t{'NaN' if n % 2 else n + 1}\n" for n in range(10) for label in (-1, 1))
     folder = written(tmp_path / "Ucr", rows, rows, "Ucr", ".tsv")

@@ -170,7 +170,8 @@ class OwnData(Source):
         if self._are_symbols:
             return clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo)
         tokens = x.reshape(*x.shape[:2], -1)  # a series (rows, tokens) gets an axis of one channel
-        return as_values(self.origin, tokens, lengths, self.options.missing, piece.lo, OR_FILL)
+        names = self._rows.names[piece.lo : piece.hi]
+        return as_values(self.origin, tokens, lengths, self.options.missing, piece.lo, OR_FILL, names)
 
     def scaling(self) -> Scaling | None:
         """Return how the model scales the stored values, or None for symbols.

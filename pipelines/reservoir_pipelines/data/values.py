@@ -185,7 +185,13 @@ MAX_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of its ch
 
 
 def as_values(
-    where: str, x: np.ndarray, lengths: np.ndarray, missing: str, first_row: int = 0, or_fill: str = ""
+    where: str,
+    x: np.ndarray,
+    lengths: np.ndarray,
+    missing: str,
+    first_row: int = 0,
+    or_fill: str = "",
+    names: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return values as they are stored: float32 (bytes stay bytes), zero after each row's end.
 
@@ -203,14 +209,18 @@ def as_values(
     first_row : int
         The number of the first of these rows in the data, for messages.
     or_fill : str
-        Added to the remedy for NaN.
+        Added to the remedy for NaN; empty if ``missing`` cannot be changed, because a readout has been fitted.
+    names : np.ndarray, optional
+        What names each row, (rows,), for messages: texts, or numbers, which say no more than that of the row.
     """
     # ``is_gap`` is where a value is missing, within the rows' ends. Integers have no NaN.
     is_token = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
     may_have_gaps = missing != "refuse" and x.dtype.kind == "f"
     is_gap = np.isnan(x) & is_token if may_have_gaps else np.zeros(x.shape, bool)
     if missing == "interpolate" and is_gap.any():
-        x = _interpolated(where, x, lengths, is_gap, first_row)
+        row_texts = _row_texts(len(x), first_row, names)
+        _refuse_empty_channels(where, is_gap, lengths, row_texts, or_mask=bool(or_fill))
+        x = _interpolated(x, lengths, is_gap)
     stay_bytes = x.dtype == np.uint8 and missing != "mask"
     with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, and is refused
         values = np.where(is_token, x, 0).astype(np.uint8 if stay_bytes else np.float32)
@@ -221,8 +231,9 @@ def as_values(
         row, token, channel = (int(index) for index in np.argwhere(is_wrong)[0])
         value = x[row, token, channel]  # as it was given: in ``values``, a large one is infinite
         fill = or_fill if np.isnan(value) else ""
+        row_text = _row_texts(len(x), first_row, names)[row]
         raise InputError(
-            f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}",
+            f"{where}: x is {value} in row {row_text}, token {token}, column {channel}",
             f"repair or remove the row, or end it before this token with lengths{fill}",
         )
     if missing != "mask":
@@ -231,22 +242,37 @@ def as_values(
     return np.concatenate([values, is_gap.astype(np.float32)], axis=2)
 
 
-def _interpolated(
-    where: str, x: np.ndarray, lengths: np.ndarray, is_gap: np.ndarray, first_row: int
-) -> np.ndarray:
+def _row_texts(rows: int, first_row: int, names: np.ndarray | None) -> list[str]:
+    """Return what messages call each row: its number, and its name if that is a text."""
+    numbers = [str(first_row + row) for row in range(rows)]
+    if names is None or names.dtype.kind in "iu":
+        return numbers
+    return [f"{number} ({name})" for number, name in zip(numbers, names.tolist(), strict=True)]
+
+
+def _refuse_empty_channels(
+    where: str, is_gap: np.ndarray, lengths: np.ndarray, row_texts: Sequence[str], *, or_mask: bool
+) -> None:
+    """Raise `InputError` for a channel of a row without any value, between which nothing can be interpolated.
+
+    ``is_gap`` (rows, tokens, dim) says which values are missing. With ``or_mask`` the remedy names ``--missing mask``.
+    """
+    empty = np.argwhere(is_gap.sum(axis=1) == lengths[:, None])
+    if len(empty):
+        row, channel = empty[0]
+        remedy = "remove the row" + (", or pass --missing mask" if or_mask else "")
+        raise InputError(f"{where}: no value at all in row {row_texts[row]}, column {channel}", remedy)
+
+
+def _interpolated(x: np.ndarray, lengths: np.ndarray, is_gap: np.ndarray) -> np.ndarray:
     """Return values (rows, tokens, dim) with each gap on the line between its neighbours in time.
 
-    ``is_gap`` has the shape of ``x``. A gap at an end of a row gets the nearest value; a channel of a row without any
-    value is refused.
+    ``is_gap`` has the shape of ``x``. A gap at an end of a row gets the nearest value; each channel of a row has one.
     """
     x = x.copy()  # the caller's array may be that of the user
     for row, channel in np.argwhere(is_gap.any(axis=1)):
         series = x[row, : lengths[row], channel]  # a view, so that x changes
         missing = is_gap[row, : lengths[row], channel]
-        if missing.all():
-            raise InputError(
-                f"{where}: no value at all in row {first_row + row}, column {channel}", "remove the row"
-            )
         series[missing] = np.interp(np.flatnonzero(missing), np.flatnonzero(~missing), series[~missing])
     return x
 
