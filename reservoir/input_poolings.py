@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from reservoir.errors import InputError
-from reservoir.pooling_base import Pooling, side_by_side
+from reservoir.pooling_base import Pooling, require_full, side_by_side
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,9 +56,7 @@ class Excess(Pooling):
         """Return the mean excess (batch, 2 signs, K rows, K columns, width) of each cell."""
         import torch
 
-        # A traced graph reads no lengths, so it is not checked.
-        if not states.traced and not states.real_tokens.is_full:
-            raise InputError(f"pooling {self.name}: the rows differ in length", "use another pooling")
+        require_full(self.name, states)
         cells = states.constant(_cell_weights, self.number, math.isqrt(states.values.shape[1]))
         # max(h - t, 0) = max(h, t) - t, and max(-h - t, 0) = -t - min(h, -t): one pass over the values for each sign,
         # and a product with the weights of the cells, which sum to 1.

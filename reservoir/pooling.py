@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from reservoir.errors import InputError
 from reservoir.input_poolings import Counts, Excess, Mirrored
-from reservoir.pooling_base import Pooling, side_by_side, weighted_average
+from reservoir.pooling_base import Pooling, require_full, side_by_side, weighted_average
 from reservoir.weighted_poolings import Assistant, Attention, Fading, LastPrompt, Span, Words
 
 if TYPE_CHECKING:
@@ -344,9 +344,7 @@ class Grid(Pooling):
         """Return the statistics, (batch, 1, 4 * K * K * width): the means of all cells first."""
         import torch
 
-        # A traced graph reads no lengths, so it is not checked.
-        if not states.traced and not states.real_tokens.is_full:
-            raise InputError(f"pooling {self.name}: the rows differ in length", "use another pooling")
+        require_full(self.name, states)
         # Tokens become (batch, rows, columns, width), which is cut into K bands of rows, and each band into K cells of
         # columns. The tokens of a cell are then (batch, tokens, width).
         side = math.isqrt(states.values.shape[1])

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from reservoir.errors import InputError
+
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
@@ -78,6 +80,18 @@ class Pooling(ABC):
 def side_by_side(values: Tensor) -> Tensor:
     """Return (batch, parts, width) as one token (batch, 1, parts * width)."""
     return values.flatten(1)[:, None]
+
+
+def require_full(name: str, states: HiddenStates) -> None:
+    """Raise `InputError` for a pooling of pictures, by ``name``, if a row is shorter than the longest of the task.
+
+    All rows of a batch may be equally short, because rows of similar length share one.
+    """
+    # A traced graph reads no lengths, so it is not checked.
+    if states.traced:
+        return
+    if states.values.shape[1] < states.max_tokens or not states.real_tokens.is_full:
+        raise InputError(f"pooling {name}: the rows differ in length", "use another pooling")
 
 
 def weighted_average(values: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:

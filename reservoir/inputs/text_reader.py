@@ -313,8 +313,10 @@ class TextReader:
         encoding = self._tokenize(text, return_offsets_mapping=has_offsets)
         tokens = len(encoding["input_ids"])
         self._refuse_long(text, tokens)
-        labelled = r"\S+" if self._spaces_letters else r"."
-        letter_ends = np.array([match.end() for match in re.finditer(labelled, text, re.S)])
+        # The letter after the last place of each letter. Spaced letters are at every second place; one of them may be a
+        # space itself, which has a label, but no token.
+        step = 2 if self._spaces_letters else 1
+        letter_ends = np.arange(0, len(text), step) + 1
         if has_offsets:
             return _tokens_of_letters(encoding["offset_mapping"], letter_ends)
         # Without offsets, only a tokenizer with one token for each letter can be aligned: the token of a letter has

@@ -104,7 +104,7 @@ def test_requests_are_pooled_as_by_hand_and_layers_ascend_however_they_are_named
 
 
 def test_a_pooling_that_is_named_twice_is_one_column():
-    columns = engine_folder.request_columns([0, 3], "mean,last,mean")
+    columns = engine_folder.request_columns([0, 3], "mean, last,mean")
     assert [*map(str, columns)] == ["embed/mean", "embed/last", "block03/mean", "block03/last"]
 
 

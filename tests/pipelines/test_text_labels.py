@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -321,6 +322,13 @@ def test_single_vectors_and_a_dataset_of_tokens(fitted):
     assert (
         features.letters("train")[:5] == [word for text in part.ids[part.pointers[:9]] for word in words[text][0]][:5]
     )
+    folder = Path(features.store.entry.made_with["prepared"])
+    folder.rename(folder.with_suffix(".away"))
+    try:
+        with pytest.raises(InputError, match="its prepared data was removed; extract its task again"):
+            features.letters("train")
+    finally:
+        folder.with_suffix(".away").rename(folder)
     rows = features.store.to_torch("train", "block01/all")
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
     batches = list(torch.utils.data.DataLoader(rows, batch_size=16, sampler=order))

@@ -191,6 +191,8 @@ def test_letters_are_separated_for_vocabularies_of_single_letters(tmp_path: Path
     assert lengths.tolist() == [len(word) + 2 for word in LETTERS] and 1 not in tokens[0, :7]
     expected = text_by_hand("bert", folder, " ".join(LETTERS[0]))
     np.testing.assert_allclose(found["final/mean"][0, 0], expected["final/mean"], atol=1e-5)
+    # A space has a label as any letter, and the token of the letter before it.
+    assert model.reader.places(*codes_of("here", ["LAGV", "LA VS"])).tolist() == [[1, 2, 3, 4, -1], [1, 2, 2, 3, 4]]
 
 
 def test_letters_are_separated_if_each_begins_a_word_in_the_vocabulary(tmp_path: Path):

@@ -175,6 +175,10 @@ def test_a_grid_needs_a_square_of_tokens_and_full_rows():
         find_pooling("grid2").shape(5, 15, 1)
     with pytest.raises(InputError, match="the rows differ in length"):
         find_pooling("grid2").of(HiddenStates(torch.zeros(2, 16, 5), torch.tensor([16, 9])))
+    # Rows of a batch are alike in length, so that all of them may be shorter than others.
+    for name in ("grid2", "excess2"):
+        with pytest.raises(InputError, match="the rows differ in length"):
+            find_pooling(name).of(HiddenStates(torch.zeros(2, 9, 5), torch.tensor([9, 9]), max_tokens=16))
 
 
 @pytest.mark.parametrize("binary", [True, False])

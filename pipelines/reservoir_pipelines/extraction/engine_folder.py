@@ -27,6 +27,7 @@ from reservoir_cache import is_file_locked
 
 from reservoir.column import Column
 from reservoir.errors import InputError, first_line
+from reservoir.plan.columns import split_names
 from reservoir.pooling import find_pooling
 from reservoir_pipelines.extraction.feature_folder import DESCRIPTION
 from reservoir_pipelines.files import stamp
@@ -223,14 +224,13 @@ def parse_layers(text: str | Sequence[str]) -> tuple[int, ...]:
 
 def request_columns(layers: Sequence[int], poolings: str | Sequence[str]) -> tuple[Column, ...]:
     """Return the columns of layers under poolings; raise `InputError` for poolings that requests cannot have."""
-    pooling_names = poolings.split(",") if isinstance(poolings, str) else poolings
-    unique_names = dict.fromkeys(pooling_names)  # in the order in which they are named
-    for name in unique_names:
+    names = split_names(poolings)
+    for name in names:
         if find_pooling(name).pattern not in POOLINGS:
             raise InputError(
                 f"--pool {name}: not for requests of an engine", f"choose among {', '.join(POOLINGS)}"
             )
-    return tuple(Column(layer_name(layer), name) for layer in layers for name in unique_names)
+    return tuple(Column(layer_name(layer), name) for layer in layers for name in names)
 
 
 def request_shape(column: Column, width: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from reservoir_cache import (
 )
 
 from reservoir.backbone_names import full_name
-from reservoir.errors import InputError, as_input_error
+from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
 from reservoir.tasks import TASKS
@@ -95,9 +95,11 @@ class Extraction(Record):
 
         store = self.store
         features = store[split]
+        # "" or absent if features were imported without their data
         prepared_folder = store.entry.made_with.get("prepared")
-        with as_input_error(f"{self.entry}: its prepared data was removed", "extract its task again"):
-            prepared = Prepared.open(Path(prepared_folder or "")).split(split)
+        if not prepared_folder or not Path(prepared_folder).is_dir():
+            raise InputError(f"{self.entry}: its prepared data was removed", "extract its task again")
+        prepared = Prepared.open(Path(prepared_folder)).split(split)
         # A text has several rows, but is read once. ``index`` is the number of the text of each row.
         text_numbers, text_of_row = np.unique(features.index, return_inverse=True)
         stored_texts = prepared.take(text_numbers)
