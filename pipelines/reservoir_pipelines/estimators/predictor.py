@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -257,7 +258,7 @@ class ReservoirPredictor(ReservoirEstimator):
         # Folds are stratified only by classes, and only if each sample has one.
         labels = y[:, 0] if classifier and y.shape[1] == 1 else None
         y_of_splitter = y if labels is None else labels
-        is_number_of_folds = isinstance(self.cv, int)
+        is_number_of_folds = isinstance(self.cv, Integral)
         # The user's own folds count all samples. A fold of which no sample has a weight is no fold.
         if self.cv is not None and not is_number_of_folds:
             folds_of_all = fold_numbers(self.cv, x, y_of_splitter, group_of_sample, classifier=classifier)
