@@ -17,7 +17,7 @@ from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_digits
 from sklearn.linear_model import RidgeClassifier
-from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score, train_test_split
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -229,6 +229,15 @@ def test_channels_of_a_table_in_another_order_are_refused(classifier):
     )
 
 
+def test_columns_that_share_a_name_are_refused(classifier):
+    x, y = waves()
+    numbers = pd.concat([pd.DataFrame(x[:, :, 0])] * 2, axis=1)
+    channels = pd.DataFrame({name: list(x[:, :, n]) for n, name in enumerate("ab")})
+    for table, name in ((numbers, "0"), (channels.set_axis(["speed", "speed"], axis=1), "'speed'")):
+        with pytest.raises(ValueError, match=f"X has several columns named {name}; give every column"):
+            classifier().fit(table, y)
+
+
 def test_texts_are_refused_with_a_remedy_that_works(tiny_gpt2):
     texts = ["ACGTACGTACGT", "AACCAACC"] * 20
     model = ReservoirClassifier(backbone=str(tiny_gpt2), vocabulary=128)
@@ -377,12 +386,40 @@ def test_a_sample_of_weight_2_counts_as_two(kind, tiny_gpt2):
     np.testing.assert_allclose(getattr(weighted, method)(x), getattr(repeated, method)(x), rtol=1e-5)
 
 
+@pytest.mark.parametrize("settings", [{}, {"cv": 5}, {"cv": KFold(5)}, {"groups": np.arange(20) // 2}])
+def test_a_sample_of_weight_0_is_in_no_fold(settings, tiny_gpt2):
+    x = np.random.default_rng(0).normal(size=(20, 16))
+    y = x[:, 0] + x[:, 1]
+    # How often a bootstrap drew each sample, as in `BaggingRegressor`: five folds of all samples would be drawn so that
+    # one of them has no sample with a weight in some repetition. Folds that KFold gives do hold such samples out.
+    times = np.array([2, 0, 1, 0, 0, 1, 0, 0, 2, 0, 0, 0, 2, 1, 2, 2, 0, 2, 4, 1])
+    parameters, groups = {"cv": settings.get("cv")}, settings.get("groups")
+    model = ReservoirRegressor(backbone=str(tiny_gpt2), layers="embed", pool="mean", **parameters)
+    scores = model.fit(x, y, sample_weight=times, groups=groups).cv_results_["score"]
+    assert np.isfinite(scores).all()
+    if not isinstance(model.cv, KFold):
+        drawn = times > 0
+        groups_of_drawn = None if groups is None else groups[drawn]
+        without = clone(model).fit(x[drawn], y[drawn], sample_weight=times[drawn], groups=groups_of_drawn)
+        np.testing.assert_allclose(scores, without.cv_results_["score"], rtol=1e-6)
+
+
+def test_a_number_of_folds_of_numpy_keeps_groups_together(tiny_gpt2):
+    x, y = series(60)
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std")
+    numbers = [
+        model.set_params(cv=cv).fit(x, y, groups=np.arange(60) // 6).cv_results_["score"] for cv in (5, np.int64(5))
+    ]
+    np.testing.assert_array_equal(*numbers)
+
+
 def test_groups_are_held_out_together(tiny_gpt2):
     x, y = series(60)
     subject = np.arange(60) // 6
     model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std")
     by_subject = model.fit(x, y, groups=subject)
-    folds = by_subject._fold_numbers(x, np.unique(y, return_inverse=True)[1][:, None], subject, classifier=True)
+    codes = np.unique(y, return_inverse=True)[1][:, None]
+    folds = by_subject._fold_numbers(x, codes, subject, np.ones(60, bool), classifier=True)
     assert folds.shape == (60, 5)
     assert all(len(np.unique(folds[subject == s, deal])) == 1 for s in range(10) for deal in range(5))
     model.set_params(cv=GroupKFold(3)).fit(x, y, groups=subject)

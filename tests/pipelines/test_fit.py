@@ -22,10 +22,10 @@ from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.fitter import fit_source
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
-from reservoir_pipelines.fitting.results import Result, score_matrix
+from reservoir_pipelines.fitting.results import Result, score_grid
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter, stored_moments
 from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, Samples
-from reservoir_pipelines.plots import ScoreGrid, plot_sweep, saved_figure
+from reservoir_pipelines.plots import plot_sweep, saved_figure
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from reservoir import InputError
@@ -235,6 +235,18 @@ def test_other_readouts_are_chosen_saved_and_loaded(extracted, readout, tmp_path
     np.testing.assert_allclose(loaded.probabilities(test).sum(axis=-1), 1, atol=1e-6)
 
 
+def test_a_folder_has_only_the_files_of_its_last_fit(extracted, tmp_path):
+    options = {"alphas": "1e0:1e2:3", "out": tmp_path}
+    fit(extracted, columns="block01/mean,final/mean", curve="20", **options)
+    assert (tmp_path / "layers.csv").is_file() and (tmp_path / "curve.png").is_file()
+    for name in ("predicted.png", "notes.txt"):  # of a regression, and a file of the user
+        (tmp_path / name).touch()
+    fit(extracted, columns="final/mean", **options)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names.isdisjoint({"layers.csv", "curve.png", "predicted.png"})
+    assert {"confusion.png", "sweep.png", "notes.txt"} <= names
+
+
 def test_each_seed_gets_its_own_reservoir(extracted, tmp_path):
     from statistics import fmean, stdev
 
@@ -250,6 +262,16 @@ def test_each_seed_gets_its_own_reservoir(extracted, tmp_path):
     assert len(done.to_dict()["seeds"]) == 3
     with pytest.raises(InputError, match="--seeds"):
         fit_seeds([extracted.store.entry] * 2, 3)
+
+
+def test_seeds_refuse_an_entry_whose_data_has_changed_since(tiny_gpt2, tmp_path):
+    draw = np.random.default_rng(0)
+    rows = {"x": draw.normal(size=(60, 8)), "y": np.arange(60) % 2}
+    np.savez(tmp_path / "own.npz", **rows)
+    features = extract(str(tmp_path / "own.npz"), backbone=str(tiny_gpt2), pool="mean", cache=tmp_path / "cache")
+    np.savez(tmp_path / "own.npz", **rows | {"x": rows["x"] + 1})
+    with pytest.raises(InputError, match=r"the data of .*own\.npz has changed since .* was extracted"):
+        fitting.fit_seeds([features.store.entry], 2)
 
 
 @pytest.mark.parametrize("repeats", [1, 3])  # 2 and 6 targets
@@ -365,9 +387,7 @@ def drawn(tmp_path, figures):
             for column in columns
             for name, alpha in settings
         ]
-        names, tried, scores = score_matrix(results)
-        sweep = ScoreGrid(names, tried, scores, (len(names) - 1, len(tried) - 1))
-        plot_sweep(tmp_path / "sweep.png", sweep, 0.4, metric, "title")
+        plot_sweep(tmp_path / "sweep.png", score_grid(results, results[-1]), 0.4, metric, "title")
         return figures[-1].axes[:2]
 
     return draw
@@ -394,6 +414,27 @@ def test_the_plot_of_concatenated_columns_alone_has_a_point_for_each(drawn):
     lines, _ = drawn(["raw", "embed/max+embed/min"], [("ridge", 1.0)])
     assert list(lines.lines[0].get_ydata()) == [50, 50] and lines.lines[0].get_label() == "concatenated"
     assert lines.lines[0].get_linestyle() == "None"
+
+
+def test_each_readout_and_each_candidate_has_its_own_scores_in_the_plot():
+    # Two ridges have the same penalties, and two candidates have the title "block01 (3 columns)".
+    candidates = [
+        tuple(f"block01/{pool}" for pool in pools) for pools in (("last", "max", "mean"), ("max", "min", "std"))
+    ]
+    settings = [("ridge", 1.0), ("ridge", 10.0), ("ridge of changes", 1.0), ("ridge of changes", 10.0), ("mean", None)]
+    scores = iter(np.arange(10) / 10)
+    results = [
+        Result(columns=columns, readout=readout, alpha=alpha, valid_score=next(scores))
+        for columns in candidates
+        for readout, alpha in settings
+    ]
+    grid = score_grid(results, results[6])
+    assert grid.columns == ["+".join(columns) for columns in candidates]
+    assert grid.settings == ["mean", "ridge 1", "ridge 10", "ridge of changes 1", "ridge of changes 10"]
+    np.testing.assert_array_equal(grid.scores, np.array([[4, 0, 1, 2, 3], [9, 5, 6, 7, 8]]) / 10)
+    assert grid.scores[grid.best] == results[6].valid_score
+    # A penalty alone is the name of a setting if each candidate has one readout.
+    assert score_grid(results[:2] + results[4:7], results[0]).settings == ["mean", "1", "10"]
 
 
 ALPHAS = np.logspace(-2, 6, 25)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -190,23 +191,22 @@ class ReservoirPredictor(ReservoirEstimator):
     ) -> ArrayColumns:
         """Return the columns to choose from, without the rows of weight 0."""
         features = self._features(rows)
-        folds = self._fold_numbers(rows.x, coded, groups, classifier=targets.classes > 0)
+        has_weight = np.ones(len(coded), bool) if weights is None else weights > 0
+        folds = self._fold_numbers(rows.x, coded, groups, has_weight, classifier=targets.classes > 0)
         if groups is None:
             units = np.arange(len(coded))
         else:
             _, units = np.unique(groups, return_inverse=True)
-        if weights is None or weights.all():
+        if has_weight.all():
             return ArrayColumns(
                 features=features, y=coded, units=units, fold_of_sample=folds, weights=weights
             )
-        has_weight = weights > 0
         return ArrayColumns(
             features=lambda column: features(column)[has_weight],
             y=coded[has_weight],
             units=units[has_weight],
-            # A fold may have lost all of its rows.
-            fold_of_sample=renumbered(folds[has_weight]),
-            weights=weights[has_weight],
+            fold_of_sample=folds,
+            weights=None if weights is None else weights[has_weight],
         )
 
     def _select(self, array_columns: ArrayColumns, targets: Targets) -> Selection:
@@ -238,11 +238,18 @@ class ReservoirPredictor(ReservoirEstimator):
             return select(array_columns, candidates, _fit_raw)
 
     def _fold_numbers(
-        self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, *, classifier: bool
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        groups: ArrayLike | None,
+        has_weight: np.ndarray,
+        *,
+        classifier: bool,
     ) -> np.ndarray:
-        """Return the fold of each sample in each repetition, (n, repeats).
+        """Return the fold of each sample that has a weight above 0 in each repetition, (n with weight, repeats).
 
-        ``y`` (n, outputs) are labels as numbers, and ``groups`` (n,) are the groups of samples, if there are any.
+        ``y`` (n, outputs) are labels as numbers, ``groups`` (n,) are the groups of samples, if there are any, and
+        ``has_weight`` (n,) is False for samples of weight 0.
         """
         group_of_sample = None if groups is None else column_or_1d(groups)
         check_consistent_length(x, group_of_sample)
@@ -250,16 +257,23 @@ class ReservoirPredictor(ReservoirEstimator):
             refuse_missing("groups", group_of_sample)
         # Folds are stratified only by classes, and only if each sample has one.
         labels = y[:, 0] if classifier and y.shape[1] == 1 else None
-        # scikit-learn divides the samples once, by a splitter, or by a number of folds if there are no groups: from a
-        # number it makes a splitter that ignores groups.
-        is_number_of_folds = isinstance(self.cv, int)
-        if self.cv is not None and (group_of_sample is None or not is_number_of_folds):
-            y_of_splitter = y if labels is None else labels
-            fold_of_sample = fold_numbers(self.cv, x, y_of_splitter, group_of_sample, classifier=classifier)
+        y_of_splitter = y if labels is None else labels
+        is_number_of_folds = isinstance(self.cv, Integral)
+        # The user's own folds count all samples. A fold of which no sample has a weight is no fold.
+        if self.cv is not None and not is_number_of_folds:
+            folds_of_all = fold_numbers(self.cv, x, y_of_splitter, group_of_sample, classifier=classifier)
+            _, fold_of_sample = np.unique(folds_of_all[has_weight], return_inverse=True)
             return fold_of_sample[:, None]
+        # All other folds divide the samples that have a weight, so that each fold has some of them.
+        x, y_of_splitter = x[has_weight], y_of_splitter[has_weight]
+        labels = None if labels is None else labels[has_weight]
+        group_of_sample = None if group_of_sample is None else group_of_sample[has_weight]
+        # scikit-learn divides the samples once by a number of folds, but ignores groups then.
+        if is_number_of_folds and group_of_sample is None:
+            return fold_numbers(self.cv, x, y_of_splitter, classifier=classifier)[:, None]
         # Otherwise folds are drawn here: a number of folds of groups once, or those of the plan, of which there are
         # at most as many as samples or groups.
-        if self.cv is not None:
+        if is_number_of_folds:
             folds, repeats = int(self.cv), 1
         else:
             units = len(x) if group_of_sample is None else len(np.unique(group_of_sample))
@@ -298,12 +312,6 @@ def check_sample_weights(sample_weight: ArrayLike | None, x: np.ndarray) -> np.n
     if not are_valid:
         raise ValueError("sample_weight needs finite values of at least zero, not all of them zero")
     return weights
-
-
-def renumbered(fold_of_sample: np.ndarray) -> np.ndarray:
-    """Return fold numbers (n, repeats) from 0 without gaps in each repetition, after some samples were left out."""
-    numbers = [np.unique(folds, return_inverse=True)[1] for folds in fold_of_sample.T]
-    return np.stack(numbers, axis=1)
 
 
 def fold_numbers(
