@@ -27,7 +27,7 @@ from reservoir_pipelines.plots import ScoreGrid
 SUMMARY = "fit.json"  # the file with the summary of a fit
 PROBING = ("control_score", "description_bits", "compression")
 """The fields of a result that the options ``--control`` and ``--mdl`` add."""
-ELSEWHERE = "folder.json"  # in the default folder of a fit: the path that ``--out`` named, for `report`
+ELSEWHERE = "folder"  # files folder-<digest>.json in the default folder of a fit: the paths of ``--out``, for `report`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,8 +326,8 @@ class Fit:
     baselines : tuple of Result
         The best readout of each baseline, the raw input first; chosen as ``best`` is.
     against : tuple of Against
-        What the test rows show of the best readout of the reservoir against each baseline; empty if only the raw
-        input was fitted.
+        What the test rows show of the best readout of the reservoir against each baseline; empty if this readout reads
+        only the raw input or its statistics.
     left_out : tuple of Result
         The best readout of each column that was fitted only to some of the rows, best first.
     table : tuple of Result
