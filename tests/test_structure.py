@@ -1,6 +1,7 @@
 """The packages import one way, declare each option once, start fast, and have the same signatures for all tools."""
 
 import ast
+import functools
 import inspect
 import json
 import shutil
@@ -26,10 +27,16 @@ FORBIDDEN = {
 }
 
 
+@functools.cache  # most tests of this module read every file
+def tree_of(path):
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
 def imported(path):
     """Return the top-level names that a file imports anywhere, also inside functions."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -45,6 +52,7 @@ def test_imports_run_one_way(package):
     assert {f: names for f, names in wrong.items() if names} == {}
 
 
+@functools.cache
 def modules():
     """Return the path of every module by its name."""
     found = {}
@@ -55,12 +63,13 @@ def modules():
     return found
 
 
+@functools.cache
 def imports_of_modules():
     """Return the modules that each module imports, also for type checkers and inside functions."""
     known = modules()
     found = {name: set() for name in known}
     for name, path in known.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import):
                 found[name] |= {alias.name for alias in node.names if alias.name in known}
             elif isinstance(node, ast.ImportFrom) and node.module in known:
@@ -85,7 +94,7 @@ def facade(name, path):
     """Return whether a module only re-exports names, so that its imports count for the modules that import from it."""
     return path.name == "__init__.py" and not any(
         isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name not in ("__getattr__", "__dir__")
-        for node in ast.parse(path.read_text()).body
+        for node in tree_of(path).body
     )
 
 
@@ -110,7 +119,7 @@ def test_no_files_and_no_folders_import_each_other_in_a_cycle():
 
 def imported_when_loaded(path):
     """Return the top-level names that a file imports when it is imported, outside of functions."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda)]
     inside = {id(inner) for function in functions for inner in ast.walk(function)}
     types_only = [
@@ -224,7 +233,7 @@ def test_each_option_is_declared_once():
 def test_no_function_is_longer_than_a_screen():
     long = {}
     for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 docstring = node.body[0].end_lineno - node.body[0].lineno + 1 if ast.get_docstring(node) else 0
                 lines = node.end_lineno - node.lineno + 1 - docstring

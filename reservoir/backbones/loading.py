@@ -319,6 +319,9 @@ def _check_tensors(
         other_unused = (path for path in family.unused if path != family.native_input)
         may_miss = (*other_unused, "embeddings.mask_token")
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    # The whole model is built for its names, which takes long, so once for all tensors.
+    may_have_heads = family.is_generic and bool(info["unexpected_keys"])
+    names_of_whole = names_with_heads(source.config) if may_have_heads else frozenset()
     # The names of tensors, by what is wrong with them in the words of the message.
     wrong = {
         "misses": [key for key in info["missing_keys"] if not key.startswith(may_miss)],
@@ -326,7 +329,7 @@ def _check_tensors(
             key
             for key in info["unexpected_keys"]
             if key != ROPE_FACTORS  # which `scale_positions` reads
-            and not _is_of_head(key, prefix, family, source.config, depth)
+            and not _is_of_head(key, prefix, family, names_of_whole, depth)
             and not source.is_zero_bias(key)
         ],
         "has another shape for": [
@@ -350,10 +353,13 @@ def _check_finite(name: str, model: nn.Module) -> None:
             )
 
 
-def _is_of_head(key: str, prefix: str, family: Family, config: Any, depth: int | None) -> bool:
+def _is_of_head(
+    key: str, prefix: str, family: Family, names_of_whole: frozenset[str], depth: int | None
+) -> bool:
     """Return whether a stored tensor that the model lacks is of a head, or of a block that is not kept.
 
-    Names in the file may have the ``prefix``, which the names in the model lack.
+    Names in the file may have the ``prefix``, which the names in the model lack. ``names_of_whole`` are those of
+    `names_with_heads`, for a generic family.
     """
     if not family.is_generic:
         return key.removeprefix(prefix).startswith(family.heads)
@@ -361,8 +367,7 @@ def _is_of_head(key: str, prefix: str, family: Family, config: Any, depth: int |
     if block_number is not None:
         return depth is not None and block_number >= depth
     # Transformers may have put the prefix in front of a name while it loaded the checkpoint.
-    names = names_with_heads(config)
-    return is_of_usual_head(key) or key in names or key.removeprefix(prefix) in names
+    return is_of_usual_head(key) or key in names_of_whole or key.removeprefix(prefix) in names_of_whole
 
 
 def _as_built(config: Any, lean: Any, model: nn.Module) -> Any:

@@ -152,6 +152,7 @@ def swept(x, y, alphas=DEFAULT_ALPHAS):
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.usefixtures("shipped_defaults")
 def test_the_classifier_is_the_best_ridge_sweep_over_the_columns(classifier, compute):
     x, y = waves()
     x, new, y, _ = train_test_split(x, y, random_state=0)
@@ -413,6 +414,7 @@ def test_a_number_of_folds_of_numpy_keeps_groups_together(tiny_gpt2):
     np.testing.assert_array_equal(*numbers)
 
 
+@pytest.mark.usefixtures("shipped_defaults")
 def test_groups_are_held_out_together(tiny_gpt2):
     x, y = series(60)
     subject = np.arange(60) // 6

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -86,6 +88,22 @@ def make_fpt(task, backbone, seed=0):
 
 def save(kind: str, folder: Path) -> Path:
     """Write a tiny model in which every weight, including norms and biases, differs from its initial value."""
+    torch.manual_seed(0)  # so that a test draws the same numbers, whether the model was built before or not
+    folder.mkdir(exist_ok=True)
+    for name, content in _files_of_model(kind).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@functools.cache  # most kinds are saved by ten tests or more, and building a model takes longer than writing it
+def _files_of_model(kind: str) -> dict[str, bytes]:
+    """Return the content of each file of a model's folder by its name."""
+    with TemporaryDirectory() as folder:
+        _build_and_save(kind, Path(folder) / kind)
+        return {path.name: path.read_bytes() for path in (Path(folder) / kind).iterdir()}
+
+
+def _build_and_save(kind: str, folder: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     if kind in BUILT_HERE:
         from safetensors.torch import save_file
@@ -97,7 +115,7 @@ def save(kind: str, folder: Path) -> Path:
         model = load_backbone(str(folder), "random").model
         _stir(model, generator)
         save_file(model.state_dict(), folder / "model.safetensors")
-        return folder
+        return
     import transformers
 
     name, settings = (MODELS | OTHER_VISION)[kind]
@@ -106,7 +124,6 @@ def save(kind: str, folder: Path) -> Path:
     model = model_class(model_class.config_class(**settings))
     _stir(model, generator)
     model.save_pretrained(folder)
-    return folder
 
 
 def save_with_tokenizer(kind: str, folder: Path) -> Path:

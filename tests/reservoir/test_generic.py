@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from reservoir.backbones import find, load_backbone, load_native, weights_digest
-from reservoir.backbones.generic import generic_family
+from reservoir.backbones.generic import generic_family, names_with_heads
 from reservoir.backbones.loading import check_memory
 from reservoir.batches import token_batches
 from reservoir.column import Column
@@ -210,11 +211,14 @@ def test_vectors_take_the_place_of_what_enters_the_first_block(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", HALVES)
-def test_one_part_of_a_model_runs_and_nothing_else_is_kept(kind, tmp_path):
+def test_one_part_of_a_model_runs_and_nothing_else_is_kept(kind, tmp_path, monkeypatch):
     part, settings, _ = HALVES[kind]
     folder = save(kind, tmp_path / kind)
     whole = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    build_for_names = Mock(side_effect=names_with_heads)
+    monkeypatch.setattr("reservoir.backbones.loading.names_with_heads", build_for_names)
     backbone = load_backbone(str(folder), "pretrained")
+    assert build_for_names.call_count == 1  # not once for each tensor of the other part
     expected = dict(whole.get_submodule(part).named_parameters())
     parameters = {name.removeprefix("model."): value for name, value in backbone.model.named_parameters()}
     assert set(parameters) >= {name for name in expected if "embed_tokens" not in name}
