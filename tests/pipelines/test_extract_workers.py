@@ -1,5 +1,6 @@
 """Workers and dask clusters write the same bytes as one process, even if a worker or the connection is lost."""
 
+import json
 import multiprocessing
 import os
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reservoir_cache import Entry, verify
+from reservoir_cache import Entry, FeatureStore, verify
 from reservoir_pipelines import cluster as cluster_module
 from reservoir_pipelines import extract, prepare, workers
 from reservoir_pipelines.extraction import entries, extractor, sharing
@@ -27,6 +28,7 @@ from reservoir import InputError
 from reservoir.options import ExtractOptions
 from reservoir.plan.precision import BLOCK_ROWS
 from tests.checks import contents
+from tests.reservoir.models import save_with_chat_template
 
 SETTINGS = {"limit": 200, "compute": "float32", "layers": "embed,final"}
 
@@ -250,6 +252,31 @@ def test_a_worker_is_accepted_unless_it_computes_other_features(share, monkeypat
     sharing._extractors.clear()  # as in a new process
     with pytest.raises(InputError, match=r"^worker \S+, process \d+: its features of embed/mean differ"):
         sharing.open_share(share)
+
+
+def test_a_worker_makes_the_masks_of_each_command_that_adds_columns_to_an_entry(tmp_path):
+    """The template prints special tokens, which the pooling ``words`` leaves out and ``mean`` reads."""
+    folder = save_with_chat_template(tmp_path / "llama")
+    messages = [{"role": "user", "content": "a cow"}, {"role": "assistant", "content": "the cat sat on a mat"}]
+    rows = [{"messages": messages, "label": "ab"[row % 2]} for row in range(30)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def compute(pool, root):
+        """Compute all blocks of one pooling as a worker does, in this process; return the features."""
+        options = ExtractOptions(
+            backbone=str(folder), chat=True, pool=pool, layers="block01", compute="float32", cache=root
+        )
+        ours = extractor.load_extractor(options, prepare(tmp_path / "chats.jsonl", chat=True, cache=root), root)
+        entry, missing = ours.open({})
+        share = sharing.Share(options, ours.prepared.path, entry.key, probe=sharing.probe(ours))
+        sharing.work(share, entry.path, ours.columns, missing)
+        return FeatureStore(entry.path)["train"][f"block01/{pool}"][:]
+
+    sharing._extractors.clear()  # as in a new process
+    mean, words, answers = (compute(pool, tmp_path / "one") for pool in ("mean", "words", "assistant"))
+    sharing._extractors.clear()
+    assert np.array_equal(words, compute("words", tmp_path / "other")) and not np.array_equal(words, mean)
+    assert not np.array_equal(words, answers)
 
 
 def test_rounding_and_a_few_values_at_the_edge_of_a_share_are_no_difference():

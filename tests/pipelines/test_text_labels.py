@@ -14,13 +14,14 @@ from reservoir_pipelines import compare, export_features, extract, fit, import_f
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.data.conll import read as read_conll
 from reservoir_pipelines.extraction import entries
+from reservoir_pipelines.extraction.extract import resolved_plan
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from transformers import AutoModel, AutoTokenizer
 
 from reservoir import InputError
-from reservoir.options import OwnDataOptions
+from reservoir.options import ExtractOptions, OwnDataOptions
 from tests.checks import contents
 from tests.reservoir.models import save
 
@@ -287,6 +288,22 @@ def test_the_command_writes_a_line_for_each_word(fitted, tmp_path, capsys):
     assert [line["text"] for line in lines] == [word for words, _ in sentences(3, seed=1) for word in words]
     assert {"id", "token", "start", "end", "label", "p_O", "truth"} <= lines[0].keys()
     assert "over 3 groups" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("each_token", [False, True])
+def test_a_limited_run_has_the_default_layers_of_the_tokens_that_it_reads(model, tmp_path, monkeypatch, each_token):
+    monkeypatch.setattr("reservoir.plan.columns.MAX_BYTES", 10_000)  # all layers of the 48 texts take more
+    path = write_words(tmp_path / "words.jsonl", sentences())
+    if each_token:  # texts that have a label each
+        rows = [{"text": " ".join(words), "label": labels[0]} for words, labels in sentences()]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def plan(limit):
+        options = ExtractOptions(backbone=model, cache=tmp_path / "cache", each_token=each_token, limit=limit)
+        return resolved_plan(str(path), options)
+
+    assert plan(None).note_on_fewer_columns and len(plan(None).layers) < 5
+    assert not plan(2).note_on_fewer_columns and len(plan(2).layers) == 5
 
 
 def test_long_texts_are_cut_or_read_in_pieces_with_a_note_before_anything_is_computed(model, tmp_path, capsys):

@@ -16,7 +16,7 @@ from reservoir.reservoir import Reservoir
 from reservoir.tasks.patches import joined
 from reservoir.tasks.picture_windows import Picture
 from reservoir.tasks.task import Task
-from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.preparation.prepared import Prepared, draw_rows
 
 LETTERS_OF_TOKEN = 4  # letters of a typical token, for an estimate of the number of tokens
 PICTURES = 4000  # training pictures from which patches are drawn; more would take memory and add nothing
@@ -56,24 +56,26 @@ def plan_of(
 
     ``task`` is that of the rows of the entry (see `task_of_entry`).
     """
-    # The limit is a number of prepared rows, so it applies neither to given ``rows`` nor to the tokens of texts.
+    # The limit is a number of prepared rows, so it applies neither to given ``rows`` nor to the tokens of texts, but to
+    # the texts whose tokens are estimated.
     if task.labels_text_tokens:
         task = replace(task, max_tokens=1)  # a row is a single word or token
-        return resolve(task, replace(options, limit=None), _estimated_counts(prepared), longest=1)
+        counts = _estimated_counts(prepared, options.limit)
+        return resolve(task, replace(options, limit=None), counts, longest=1)
     longest = int(prepared.split("train").lengths.max())
     if rows:
         return resolve(task, replace(options, limit=None), rows, longest)
     return resolve(task, options, prepared.rows, longest)
 
 
-def _estimated_counts(prepared: Prepared) -> dict[str, int]:
-    """Return about how many tokens each split has, at least one per text.
+def _estimated_counts(prepared: Prepared, limit: int | None) -> dict[str, int]:
+    """Return about how many tokens up to ``limit`` texts of each split have, at least one per text.
 
     The plan is made before the model's tokenizer is read, so they are not counted.
     """
     return {
-        name: max(len(split), int(split.lengths.sum()) // LETTERS_OF_TOKEN)
-        for name, split in prepared.splits.items()
+        name: max(len(index), int(prepared.split(name).lengths[index].sum()) // LETTERS_OF_TOKEN)
+        for name, index in draw_rows(prepared, limit).items()
     }
 
 

@@ -34,9 +34,10 @@ PROBE_VALUES = 4096  # most values of a column that are sent to each worker, eve
 PROBE_TOLERANCE = 0.1
 PROBE_OUTLIERS = 0.05  # largest share of the values that may differ by more than that
 
-# The extractors of this process by cache key: a worker loads the model once for all pieces of work, and the process
-# that started the command does not load it twice.
-_extractors: dict[str, Extractor] = {}
+# The extractors of this process by cache key and names of columns: a worker loads the model once for all pieces of a
+# command, and the process that started the command does not load it twice. The columns decide which masks of tokens
+# are made and what is compiled, and the key does not contain them: the next command may add columns to the same entry.
+_extractors: dict[tuple[str, tuple[str, ...]], Extractor] = {}
 # One forward pass at a time, because it changes the blocks of the backbone.
 _forward_lock = threading.Lock()
 
@@ -81,14 +82,15 @@ def share_blocks(
     piece_blocks = math.ceil(len(blocks) / MAX_TASKS)
     pieces = [blocks[start : start + piece_blocks] for start in range(0, len(blocks), piece_blocks)]
     arguments = [(share, entry.path.resolve(), extractor.columns, piece) for piece in pieces]
-    _extractors[entry.key] = extractor  # for the pieces that this process computes
+    identity = entry.key, extractor.columns
+    _extractors[identity] = extractor  # for the pieces that this process computes
     try:
         rows_of_pieces = map_pieces(
             work, arguments, workers=cluster.workers, scheduler=cluster.scheduler, on_result=advance
         )
         return sum(rows_of_pieces)
     finally:
-        del _extractors[entry.key]
+        del _extractors[identity]
 
 
 def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tuple[str, int]]) -> int:
@@ -97,7 +99,7 @@ def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tu
         _forward_lock,
         silenced(),
     ):  # the process that started the command prints the progress of all workers
-        extractor = _extractors.get(share.key) or open_share(share)
+        extractor = _extractors.get((share.key, columns)) or open_share(share)
         entry = Entry.open(path)
         extractor.make_ready(entry)
         read, compute = extractor.steps(entry)
@@ -132,7 +134,7 @@ def open_share(share: Share) -> Extractor:
     if problem:
         raise UnfitWorker(f"{this_worker()}: {problem}; {REMEDY}")
     _extractors.clear()  # the model of an earlier command would take memory
-    _extractors[share.key] = extractor
+    _extractors[share.key, extractor.columns] = extractor
     return extractor
 
 
