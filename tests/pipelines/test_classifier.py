@@ -395,6 +395,15 @@ def test_a_sample_of_weight_0_is_in_no_fold(settings, tiny_gpt2):
         np.testing.assert_allclose(scores, without.cv_results_["score"], rtol=1e-6)
 
 
+def test_a_number_of_folds_of_numpy_keeps_groups_together(tiny_gpt2):
+    x, y = series(60)
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std")
+    numbers = [
+        model.set_params(cv=cv).fit(x, y, groups=np.arange(60) // 6).cv_results_["score"] for cv in (5, np.int64(5))
+    ]
+    np.testing.assert_array_equal(*numbers)
+
+
 def test_groups_are_held_out_together(tiny_gpt2):
     x, y = series(60)
     subject = np.arange(60) // 6
