@@ -21,10 +21,10 @@ from reservoir_pipelines.fitting.evaluate import Test
 from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
-from reservoir_pipelines.fitting.results import Result, score_matrix
+from reservoir_pipelines.fitting.results import Result, score_grid
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter, stored_moments
 from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, Samples
-from reservoir_pipelines.plots import ScoreGrid, plot_sweep, saved_figure
+from reservoir_pipelines.plots import plot_sweep, saved_figure
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from reservoir import InputError
@@ -364,9 +364,7 @@ def drawn(tmp_path, figures):
             for column in columns
             for name, alpha in settings
         ]
-        names, tried, scores = score_matrix(results)
-        sweep = ScoreGrid(names, tried, scores, (len(names) - 1, len(tried) - 1))
-        plot_sweep(tmp_path / "sweep.png", sweep, 0.4, metric, "title")
+        plot_sweep(tmp_path / "sweep.png", score_grid(results, results[-1]), 0.4, metric, "title")
         return figures[-1].axes[:2]
 
     return draw
@@ -393,6 +391,27 @@ def test_the_plot_of_concatenated_columns_alone_has_a_point_for_each(drawn):
     lines, _ = drawn(["raw", "embed/max+embed/min"], [("ridge", 1.0)])
     assert list(lines.lines[0].get_ydata()) == [50, 50] and lines.lines[0].get_label() == "concatenated"
     assert lines.lines[0].get_linestyle() == "None"
+
+
+def test_each_readout_and_each_candidate_has_its_own_scores_in_the_plot():
+    # Two ridges have the same penalties, and two candidates have the title "block01 (3 columns)".
+    candidates = [
+        tuple(f"block01/{pool}" for pool in pools) for pools in (("last", "max", "mean"), ("max", "min", "std"))
+    ]
+    settings = [("ridge", 1.0), ("ridge", 10.0), ("ridge of changes", 1.0), ("ridge of changes", 10.0), ("mean", None)]
+    scores = iter(np.arange(10) / 10)
+    results = [
+        Result(columns=columns, readout=readout, alpha=alpha, valid_score=next(scores))
+        for columns in candidates
+        for readout, alpha in settings
+    ]
+    grid = score_grid(results, results[6])
+    assert grid.columns == ["+".join(columns) for columns in candidates]
+    assert grid.settings == ["mean", "ridge 1", "ridge 10", "ridge of changes 1", "ridge of changes 10"]
+    np.testing.assert_array_equal(grid.scores, np.array([[4, 0, 1, 2, 3], [9, 5, 6, 7, 8]]) / 10)
+    assert grid.scores[grid.best] == results[6].valid_score
+    # A penalty alone is the name of a setting if each candidate has one readout.
+    assert score_grid(results[:2] + results[4:7], results[0]).settings == ["mean", "1", "10"]
 
 
 ALPHAS = np.logspace(-2, 6, 25)

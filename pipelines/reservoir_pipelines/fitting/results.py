@@ -1,5 +1,6 @@
 """The result of ``fit``: every readout, the chosen one with its evaluation on test, baselines and layers."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from reservoir.readouts.evaluation import Evaluation
 from reservoir.readouts.linear import Readout
 from reservoir.records import from_json
 from reservoir_pipelines.output import Record, as_json, count_text, difference_text
+from reservoir_pipelines.plots import ScoreGrid
 
 SUMMARY = "fit.json"  # the file with the summary of a fit
 PROBING = ("control_score", "description_bits", "compression")
@@ -128,18 +130,47 @@ class Result(Record):
         return parameters.rstrip(")") or self.readout.split(".")[-1]
 
 
-def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:
-    """Return the titles of columns, the settings, and the validation scores (columns, settings), for a plot.
+def score_grid(table: Sequence[Result], best: Result) -> ScoreGrid:
+    """Return the validation scores of a table by columns and setting, for a plot that marks the ``best`` readout.
 
     Penalties ascend. A score is NaN if the setting was not tried on the columns.
     """
-    columns = list(dict.fromkeys(result.title for result in table))
-    by_penalty = sorted(table, key=lambda result: result.alpha or 0)  # estimators have none
-    settings = list(dict.fromkeys(result.setting for result in by_penalty))
-    scores = np.full((len(columns), len(settings)), np.nan)
+    # Other columns may have the same title, which is short: the name tells them apart.
+    title_of_columns = {result.columns: result.title for result in table}
+    columns_with_title = Counter(title_of_columns.values())
+    name_of_columns = {
+        columns: title if columns_with_title[title] == 1 else JOIN.join(columns)
+        for columns, title in title_of_columns.items()
+    }
+    # Readouts of the same columns may have the same penalties, as the two ridges of a forecast have. Settings then name
+    # the readout, too.
+    readouts_with_penalty = {
+        (result.columns, result.readout) for result in table if result.alpha is not None
+    }
+    columns_with_penalty = {columns for columns, _ in readouts_with_penalty}
+    names_readouts = len(readouts_with_penalty) > len(columns_with_penalty)
+
+    def setting_of(result: Result) -> str:
+        """Return the name of a result's setting."""
+        has_penalty = result.alpha is not None
+        return f"{result.readout} {result.setting}" if names_readouts and has_penalty else result.setting
+
+    def order_of(result: Result) -> tuple[bool, str, float]:
+        """Return the sort key of a result's setting: those without a penalty, then each readout's by penalty."""
+        return result.alpha is not None, result.readout if names_readouts else "", result.alpha or 0.0
+
+    # Place the score of each result in the grid.
+    row_of_columns = {columns: row for row, columns in enumerate(name_of_columns)}
+    settings = list(dict.fromkeys(map(setting_of, sorted(table, key=order_of))))
+    scores = np.full((len(row_of_columns), len(settings)), np.nan)
     for result in table:
-        scores[columns.index(result.title), settings.index(result.setting)] = result.valid_score
-    return columns, settings, scores
+        scores[row_of_columns[result.columns], settings.index(setting_of(result))] = result.valid_score
+    return ScoreGrid(
+        columns=list(name_of_columns.values()),
+        settings=settings,
+        scores=scores,
+        best=(row_of_columns[best.columns], settings.index(setting_of(best))),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,9 @@ from reservoir_pipelines.fitting.predictions_csv import (
     write_predictions,
 )
 from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts
-from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix
+from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_grid
 from reservoir_pipelines.fitting.source import KNOWN
-from reservoir_pipelines.plots import ScoreGrid, draw_curve, draw_values, plot, plot_confusion, plot_sweep
+from reservoir_pipelines.plots import draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
 # The headings of results.csv.
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
@@ -75,10 +75,8 @@ def save(
 def _write_plots(fit: Fit, best: Result, title: str) -> None:
     """Write the plots of a fit: validation scores, with the ``best`` marked, learning curve and test predictions."""
     folder, metric = fit.results.parent, fit.best.metric
-    columns, settings, valid_scores = score_matrix(fit.table)
-    best_cell = columns.index(best.title), settings.index(best.setting)
     raw_score = fit.raw.valid_score if fit.raw else None
-    plot_sweep(fit.plot, ScoreGrid(columns, settings, valid_scores, best_cell), raw_score, metric, title)
+    plot_sweep(fit.plot, score_grid(fit.table, best), raw_score, metric, title)
     if fit.curve:
         curve = [point._asdict() for point in fit.curve]
         plot(folder / "curve.png", (6, 4.2), f"{title}, {best.title}", draw_curve, curve, metric)

@@ -15,7 +15,7 @@ from reservoir.column import names_of, parse_columns, single_column
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked
-from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
+from reservoir_pipelines.fitting.results import SUMMARY, Result, score_grid
 from reservoir_pipelines.output import as_json, score_text
 from reservoir_pipelines.plots import PagePlot, ScoreGrid
 from reservoir_pipelines.tables import (
@@ -90,14 +90,12 @@ def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
         )
         for line in lines
     ]
-    columns, settings, scores = score_matrix(results_of_lines)
-    chosen = results_of_lines[lines.index(chosen_line)]
-    chosen_indices = [columns.index(chosen.title), settings.index(chosen.setting)]
+    grid = score_grid(results_of_lines, results_of_lines[lines.index(chosen_line)])
     return {
-        "columns": columns,
-        "settings": settings,
-        "scores": as_json(scores.tolist()),
-        "best": chosen_indices,
+        "columns": grid.columns,
+        "settings": grid.settings,
+        "scores": as_json(grid.scores.tolist()),
+        "best": list(grid.best),
     }
 
 
