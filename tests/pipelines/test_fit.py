@@ -234,6 +234,18 @@ def test_other_readouts_are_chosen_saved_and_loaded(extracted, readout, tmp_path
     np.testing.assert_allclose(loaded.probabilities(test).sum(axis=-1), 1, atol=1e-6)
 
 
+def test_a_folder_has_only_the_files_of_its_last_fit(extracted, tmp_path):
+    options = {"alphas": "1e0:1e2:3", "out": tmp_path}
+    fit(extracted, columns="block01/mean,final/mean", curve="20", **options)
+    assert (tmp_path / "layers.csv").is_file() and (tmp_path / "curve.png").is_file()
+    for name in ("predicted.png", "notes.txt"):  # of a regression, and a file of the user
+        (tmp_path / name).touch()
+    fit(extracted, columns="final/mean", **options)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names.isdisjoint({"layers.csv", "curve.png", "predicted.png"})
+    assert {"confusion.png", "sweep.png", "notes.txt"} <= names
+
+
 def test_each_seed_gets_its_own_reservoir(extracted, tmp_path):
     from statistics import fmean, stdev
 

@@ -28,6 +28,7 @@ from reservoir_pipelines.plots import draw_curve, draw_values, plot, plot_confus
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
 LAYERS = "layers.csv"  # the table of layers, for programs; `LayerScore` explains its columns
+CURVE, CONFUSION, PREDICTED = "curve.png", "confusion.png", "predicted.png"
 # Its headings, after those that describe the readout; those of probing only if the user asks for it.
 SCORES = ("valid_score", "valid_low", "valid_high", "test_score")
 DIFFERENCE = ("difference", "difference_low", "difference_high", "p_value")
@@ -56,6 +57,9 @@ def save(
     # The summary is written after the files that it describes, and the plots, which no program reads, come last.
     with locked(folder):  # so that all files in the folder belong to one fit
         remove_leftovers(folder, locked=True)
+        # Not every fit writes these files, so they may be left from an earlier fit.
+        for name in (LAYERS, CURVE, CONFUSION, PREDICTED):
+            (folder / name).unlink(missing_ok=True)
         write_predictions(folder, known.task, rows, predictions)
         Bundle.of(known, finals.saved, fit.best).write(folder)
         write_csv(fit.results, _table_lines(fit))
@@ -79,12 +83,12 @@ def _write_plots(fit: Fit, best: Result, title: str) -> None:
     plot_sweep(fit.plot, score_grid(fit.table, best), raw_score, metric, title)
     if fit.curve:
         curve = [point._asdict() for point in fit.curve]
-        plot(folder / "curve.png", (6, 4.2), f"{title}, {best.title}", draw_curve, curve, metric)
-    plot_confusion(folder / "confusion.png", fit.evaluation, title)  # nothing for values
+        plot(folder / CURVE, (6, 4.2), f"{title}, {best.title}", draw_curve, curve, metric)
+    plot_confusion(folder / CONFUSION, fit.evaluation, title)  # nothing for values
     has_values = not fit.evaluation.classes
     if has_values:
         heading = f"{title}: test, R² {fit.evaluation.scores['R²']:.3f}"
-        plot(folder / "predicted.png", (5, 5), heading, draw_values, fit.evaluation.values)
+        plot(folder / PREDICTED, (5, 5), heading, draw_values, fit.evaluation.values)
 
 
 def _commands(known: Known, options: FitOptions) -> list[str]:
