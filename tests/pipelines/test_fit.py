@@ -263,6 +263,16 @@ def test_each_seed_gets_its_own_reservoir(extracted, tmp_path):
         fit_seeds([extracted.store.entry] * 2, 3)
 
 
+def test_seeds_refuse_an_entry_whose_data_has_changed_since(tiny_gpt2, tmp_path):
+    draw = np.random.default_rng(0)
+    rows = {"x": draw.normal(size=(60, 8)), "y": np.arange(60) % 2}
+    np.savez(tmp_path / "own.npz", **rows)
+    features = extract(str(tmp_path / "own.npz"), backbone=str(tiny_gpt2), pool="mean", cache=tmp_path / "cache")
+    np.savez(tmp_path / "own.npz", **rows | {"x": rows["x"] + 1})
+    with pytest.raises(InputError, match=r"the data of .*own\.npz has changed since .* was extracted"):
+        fitting.fit_seeds([features.store.entry], 2)
+
+
 @pytest.mark.parametrize("repeats", [1, 3])  # 2 and 6 targets
 def test_regression_is_scored_by_r2_and_predicted(tiny_gpt2, tmp_path, repeats):
     draw = np.random.default_rng(0)

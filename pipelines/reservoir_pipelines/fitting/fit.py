@@ -19,7 +19,7 @@ from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir.processor import may_have_gpu
 from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.tasks.task import Task
-from reservoir_pipelines.extraction.extract import extract
+from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
@@ -210,7 +210,8 @@ def fit_seeds(
 ) -> SeedsFit:
     """Extract an entry's task with its options and seeds 0 to ``seeds - 1``, and fit the common columns.
 
-    ``data`` is the folder of downloaded data, as for `extract`.
+    ``data`` is the folder of downloaded data, as for `extract`. Raise `InputError` if the task's data is no longer that
+    of the entry.
     """
     if len(entries) != 1:
         raise InputError("--seeds: give exactly one task or entry")
@@ -219,11 +220,15 @@ def fit_seeds(
     entry = entries[0]
     task, recorded_options = _recorded_extraction(entry)
     cache = entry.path.resolve().parents[2]  # an entry is the folder <cache>/features/<task>/<entry>
+    extractions: list[Extraction] = []
     with untracked():
-        extractions = [
-            extract(task, replace(recorded_options, cache=cache, device=place.device, data=data, seed=seed))
-            for seed in range(seeds)
-        ]
+        for seed in range(seeds):
+            seed_options = replace(recorded_options, cache=cache, device=place.device, data=data, seed=seed)
+            extraction = extract(task, seed_options)
+            if extraction.store.entry.spec.data != entry.spec.data:
+                problem = f"--seeds: the data of {task} has changed since {entry.path} was extracted"
+                raise InputError(problem, "extract it again, and pass the new entry")
+            extractions.append(extraction)
     data_of_seeds = [FitData.open_entries(extraction) for extraction in extractions]
     # Scores of seeds can be compared if all are chosen among the same columns.
     in_every_seed = set.intersection(*(set(of_seed.columns()) for of_seed in data_of_seeds))
