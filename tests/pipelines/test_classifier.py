@@ -229,6 +229,15 @@ def test_channels_of_a_table_in_another_order_are_refused(classifier):
     )
 
 
+def test_columns_that_share_a_name_are_refused(classifier):
+    x, y = waves()
+    numbers = pd.concat([pd.DataFrame(x[:, :, 0])] * 2, axis=1)
+    channels = pd.DataFrame({name: list(x[:, :, n]) for n, name in enumerate("ab")})
+    for table, name in ((numbers, "0"), (channels.set_axis(["speed", "speed"], axis=1), "'speed'")):
+        with pytest.raises(ValueError, match=f"X has several columns named {name}; give every column"):
+            classifier().fit(table, y)
+
+
 def test_texts_are_refused_with_a_remedy_that_works(tiny_gpt2):
     texts = ["ACGTACGTACGT", "AACCAACC"] * 20
     model = ReservoirClassifier(backbone=str(tiny_gpt2), vocabulary=128)

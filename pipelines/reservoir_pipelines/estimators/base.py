@@ -153,6 +153,13 @@ def _refuse_one_row(x: Any, values: int, channels: int, *, channels_first: bool)
         )
 
 
+def _refuse_shared_names(column_names: Sequence[Any]) -> None:
+    """Raise `ValueError` if two columns of a table have the same name, which scikit-learn refuses in many lines."""
+    if len(set(column_names)) < len(column_names):
+        name = next(name for number, name in enumerate(column_names) if name in column_names[:number])
+        raise ValueError(f"X has several columns named {name!r}; give every column a name of its own")
+
+
 class ReservoirEstimator(BaseEstimator):
     """Base class of the estimators of raw sequences, which computes their features."""
 
@@ -182,6 +189,7 @@ class ReservoirEstimator(BaseEstimator):
         """
         # A table of series becomes a list of sequences, whose columns are channels.
         column_names: list[str] = list(getattr(x, "columns", ()))
+        _refuse_shared_names(column_names)
         x = unnested(x)
         if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
             raise ValueError("X holds texts; pass the codes of letters, [list(t.encode()) for t in X]")
