@@ -325,8 +325,8 @@ class Fit:
     baselines : tuple of Result
         The best readout of each baseline, the raw input first; chosen as ``best`` is.
     against : tuple of Against
-        What the test rows show of the best readout of the reservoir against each baseline; empty if only the raw
-        input was fitted.
+        What the test rows show of the best readout of the reservoir against each baseline; empty if this readout reads
+        only the raw input or its statistics.
     left_out : tuple of Result
         The best readout of each column that was fitted only to some of the rows, best first.
     table : tuple of Result

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from reservoir.column import RAW
+from reservoir.column import RAW, Column
 from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import CacheOptions, OutOptions, RowOptions
 from reservoir.readouts.evaluation import (
@@ -52,9 +52,9 @@ def judge(
 
     ``valid_error`` is the standard error of the saved readout's validation score; None if it is not known.
     """
-    # Compare the readout of the reservoir with each baseline. The raw input alone is not a reservoir, so there is
-    # nothing to compare.
-    is_reservoir = finals.best.source.columns != (RAW,)
+    # Compare the readout of the reservoir with each baseline. The raw input and its statistics alone are no reservoir,
+    # so there is nothing to compare.
+    is_reservoir = any(isinstance(column, Column) for column in finals.best.source.columns)
     against = [
         compared_with(scores[baseline], scores[finals.best], scores[baseline].result.name)
         for baseline in (finals.baselines if is_reservoir else ())
