@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from reservoir_cache import STORES
-from reservoir_pipelines import extract, fit, predict, prepare
+from reservoir_pipelines import extract, fit, predict, prepare, report
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.fitting import ridge_fitter
@@ -244,6 +244,13 @@ def test_a_folder_has_only_the_files_of_its_last_fit(extracted, tmp_path):
     names = {path.name for path in tmp_path.iterdir()}
     assert names.isdisjoint({"layers.csv", "curve.png", "predicted.png"})
     assert {"confusion.png", "sweep.png", "notes.txt"} <= names
+
+
+def test_a_report_shows_each_folder_of_fits_with_the_same_settings(extracted, tmp_path):
+    shutil.copytree(extracted.entry, tmp_path / "features" / "digits" / extracted.entry.name)
+    for name in ("first", "second", "second"):
+        fit(tmp_path / "features" / "digits" / extracted.entry.name, columns="final/mean", out=tmp_path / name)
+    assert report([], cache=tmp_path, out=tmp_path / "page.html").parts == 2
 
 
 def test_each_seed_gets_its_own_reservoir(extracted, tmp_path):

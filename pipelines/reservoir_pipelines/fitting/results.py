@@ -27,7 +27,7 @@ from reservoir_pipelines.plots import ScoreGrid
 SUMMARY = "fit.json"  # the file with the summary of a fit
 PROBING = ("control_score", "description_bits", "compression")
 """The fields of a result that the options ``--control`` and ``--mdl`` add."""
-ELSEWHERE = "folder.json"  # in the default folder of a fit: the path that ``--out`` named, for `report`
+ELSEWHERE = "folder"  # files folder-<digest>.json in the default folder of a fit: the paths of ``--out``, for `report`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from reservoir_cache import locked, remove_leftovers
 
 from reservoir.option_fields import typed
 from reservoir.options import FitOptions
-from reservoir_pipelines.files import write_checked, write_csv
+from reservoir_pipelines.files import json_digest, write_checked, write_csv
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluate import Scores
 from reservoir_pipelines.fitting.fit_data import Known
@@ -66,12 +66,14 @@ def save(
         if fit.layer_scores:
             write_csv(folder / LAYERS, _layer_lines(fit, options))
         write_checked(folder / SUMMARY, summary)
-        # In the cache, the default folder <cache>/readouts/<task>/<name> tells `report` where the files are.
+        # In the cache, the default folder <cache>/readouts/<task>/<name> tells `report` where the files are. Each
+        # ``--out`` has a note of its own, which is named by its content.
         is_in_cache = default_folder.parents[1].name == "readouts"
         if options.out and is_in_cache:
             with suppress(OSError):  # the cache may be read-only
                 default_folder.mkdir(parents=True, exist_ok=True)
-                write_checked(default_folder / ELSEWHERE, {"folder": str(folder.resolve())})
+                note = {"folder": str(folder.resolve())}
+                write_checked(default_folder / f"{ELSEWHERE}-{json_digest(note)[:8]}.json", note)
         # The plots mark the best readout of the reservoir, even if a baseline is saved.
         _write_plots(fit, scores[finals.best].result, title)
 

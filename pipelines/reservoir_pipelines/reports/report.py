@@ -104,8 +104,9 @@ def _all_parts(root: Path, kinds: Sequence[FolderKind]) -> list[dict[str, Any]]:
 def _folders_of_fits(root: Path) -> list[Path]:
     """Return the folders of all fits in the cache, and of those that were saved elsewhere, the latest first."""
     folders = {file.parent for file in (root / "readouts").glob(f"*/*/{SUMMARY}")}
-    # Of a fit with --out, a note in the cache names the folder, which may have been removed since.
-    for note in (root / "readouts").glob(f"*/*/{ELSEWHERE}"):
+    # Of a fit with --out, a note in the cache names the folder, which may have been removed since. Earlier versions
+    # called the note folder.json.
+    for note in (root / "readouts").glob(f"*/*/{ELSEWHERE}*.json"):
         with suppress(OSError, ValueError, KeyError):  # a damaged note
             folders.add(Path(read_checked(note)["folder"]))
     existing = [folder for folder in folders if (folder / SUMMARY).is_file()]
