@@ -251,7 +251,7 @@ def test_a_report_shows_each_folder_of_fits_with_the_same_settings(extracted, tm
     shutil.copytree(extracted.entry, tmp_path / "features" / "digits" / extracted.entry.name)
     for name in ("first", "second", "second"):
         fit(tmp_path / "features" / "digits" / extracted.entry.name, columns="final/mean", out=tmp_path / name)
-    assert report(cache=tmp_path, out=tmp_path / "page.html").parts == 2
+    assert report([], cache=tmp_path, out=tmp_path / "page.html").parts == 2
 
 
 def test_each_seed_gets_its_own_reservoir(extracted, tmp_path):

@@ -258,9 +258,9 @@ class ReservoirPredictor(ReservoirEstimator):
         # Folds are stratified only by classes, and only if each sample has one.
         labels = y[:, 0] if classifier and y.shape[1] == 1 else None
         y_of_splitter = y if labels is None else labels
-        is_number_of_folds = isinstance(self.cv, Integral)
+        number_of_folds = int(self.cv) if isinstance(self.cv, Integral) else None
         # The user's own folds count all samples. A fold of which no sample has a weight is no fold.
-        if self.cv is not None and not is_number_of_folds:
+        if self.cv is not None and number_of_folds is None:
             folds_of_all = fold_numbers(self.cv, x, y_of_splitter, group_of_sample, classifier=classifier)
             _, fold_of_sample = np.unique(folds_of_all[has_weight], return_inverse=True)
             return fold_of_sample[:, None]
@@ -269,12 +269,12 @@ class ReservoirPredictor(ReservoirEstimator):
         labels = None if labels is None else labels[has_weight]
         group_of_sample = None if group_of_sample is None else group_of_sample[has_weight]
         # scikit-learn divides the samples once by a number of folds, but ignores groups then.
-        if is_number_of_folds and group_of_sample is None:
-            return fold_numbers(self.cv, x, y_of_splitter, classifier=classifier)[:, None]
+        if number_of_folds is not None and group_of_sample is None:
+            return fold_numbers(number_of_folds, x, y_of_splitter, classifier=classifier)[:, None]
         # Otherwise folds are drawn here: a number of folds of groups once, or those of the plan, of which there are
         # at most as many as samples or groups.
-        if is_number_of_folds:
-            folds, repeats = int(self.cv), 1
+        if number_of_folds is not None:
+            folds, repeats = number_of_folds, 1
         else:
             units = len(x) if group_of_sample is None else len(np.unique(group_of_sample))
             folds, repeats = min(self._plan.folds, units), self._plan.repeats
