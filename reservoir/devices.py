@@ -146,14 +146,14 @@ def compile_safely(function: Any, *, dynamic: bool | None = None, fullgraph: boo
     # torch runs the code in this folder, which is by default in /tmp, with a name that anyone can guess and make first.
     folder = compiled_code_folder()
     with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=0o700, parents=True)
     # It must belong to this user, also if it is a link (`lstat`) to a folder (`stat`).
     owners = {folder.lstat().st_uid, folder.stat().st_uid}
     all_may_write = bool(folder.stat().st_mode & stat.S_IWOTH)
     if owners != {os.getuid()} or all_may_write:
         raise InputError(
             f"{folder}: another user may have written the compiled code in it, which torch would run",
-            "remove it, or set TMPDIR to a folder of your own",
+            "remove it, or set TORCHINDUCTOR_CACHE_DIR to a folder of your own",
         )
     return torch.compile(function, dynamic=dynamic, fullgraph=fullgraph)
 

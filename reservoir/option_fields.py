@@ -298,11 +298,11 @@ def typed(name: str, arguments: Sequence[str], *groups: Options) -> str:
             value = getattr(group, item.name)
             is_default = value == item.default or value is None
             if not is_default:
-                words += _flag_words(flag_of(item), value)
+                words += flag_words(flag_of(item), value)
     return shlex.join(words)
 
 
-def _flag_words(flag: str, value: Any) -> list[str]:
+def flag_words(flag: str, value: Any) -> list[str]:
     """Return the words of a command line that give an option a value."""
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag.removeprefix('--')}"]

@@ -6,6 +6,7 @@ run.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +20,7 @@ from reservoir.option_fields import (
     at_least,
     dilation_list,
     flag_of,
+    flag_words,
     one_of,
     only,
     option,
@@ -50,7 +52,7 @@ def flag_instead(parameters: Mapping[str, Any]) -> str | None:
     flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in also_parameters}
     for name, value in parameters.items():
         if name in flags:
-            return f"write {flags[name]} {value}"
+            return f"write {shlex.join(flag_words(flags[name], value))}"
     return None
 
 

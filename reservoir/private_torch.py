@@ -3,6 +3,7 @@
 ``tests/reservoir/test_gpt2.py`` compares each of them with public functions.
 """
 
+import os
 from pathlib import Path
 
 import torch
@@ -23,4 +24,4 @@ def compiled_code_folder() -> Path:
     # pyright knows no private names.
     from torch._inductor.runtime.runtime_utils import default_cache_dir  # pyright: ignore
 
-    return Path(default_cache_dir())
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())

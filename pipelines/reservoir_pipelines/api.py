@@ -459,8 +459,8 @@ def train(arguments: TrainArguments) -> Training:
 
     ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier
     steps of the run. Without ``run``, the folder is in the cache, and its name contains a hash of all
-    settings that affect the result. With ``sweep``, every run is kept, and the run with the best
-    validation score is returned.
+    settings that affect the weights of a step; ``eval_every`` and ``patience`` decide which step is
+    best. With ``sweep``, every run is kept, and the run with the best validation score is returned.
 
     Examples
     --------

@@ -188,6 +188,10 @@ def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, A
         if not equals or not name:
             raise InputError(f"{flag} {text}: not of the form NAME=VALUE", "write it as in n=5")
         parameter = name.strip().replace("-", "_")
+        if parameter in parameters:
+            raise InputError(
+                f"{flag} {name}: given twice", f"give one value, or several as in {flag} {name}=1,2"
+            )
         try:
             parameters[parameter] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

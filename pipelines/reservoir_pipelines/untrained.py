@@ -185,10 +185,17 @@ def _extract_untrained(task: str, trained: Extraction, options: ExtractOptions) 
     columns = [Column.parse(name) for name in trained.columns]
     settings["layers"] = ",".join(dict.fromkeys(column.layer for column in columns))
     settings["pool"] = ",".join(dict.fromkeys(column.pooling for column in columns))
-    place_settings = {name: getattr(options, name) for name in ("cache", "data", "device")}
+    # Paths are those of this call: recorded ones may be relative to another folder.
+    place_settings = {name: getattr(options, name) for name in ("cache", "data", "device", "labels")}
     # The trained model stays the last one that was extracted, which `fit` takes for the name of the task.
     with untracked():
-        return extract(task, ExtractOptions(**{**settings, **place_settings, "init": UNTRAINED}))
+        untrained = extract(task, ExtractOptions(**{**settings, **place_settings, "init": UNTRAINED}))
+    if untrained.store.entry.spec.data != entry.spec.data:
+        raise InputError(
+            f"twin: the data of {task} has changed since the trained model's features were extracted",
+            "run the command again",
+        )
+    return untrained
 
 
 def _key(entries: tuple[Entry, Entry], columns: Columns, options: FitOptions) -> str:

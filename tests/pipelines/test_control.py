@@ -308,6 +308,25 @@ def test_texts_keep_the_tokenizer_and_get_other_embeddings(cache, tmp_path, call
     assert code == 0 and len(json.loads(text)["predictions"]["label"]) == 60
 
 
+def test_both_models_have_the_labels_of_the_call_in_whatever_folder_it_is_made(tmp_path, call, monkeypatch):
+    for folder, labels in (("here", "ab" * 15), ("there", "a" * 15 + "b" * 15)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "s.fasta").write_text("".join(f">r{n}\n{'ACGT'[n % 4] * 9}\n" for n in range(30)))
+        lines = "".join(f"r{n},{label}\n" for n, label in enumerate(labels))
+        (tmp_path / folder / "labels.csv").write_text("id,label\n" + lines)
+    model = ["--backbone", "mini", "--layers", "embed", "--pool", "mean", "--select", "valid", "--alphas", "1:1:1"]
+    extraction = [*model[:6], "--cache", tmp_path / "cache"]
+    monkeypatch.chdir(tmp_path / "here")
+    assert call("extract", "s.fasta", "--labels", "labels.csv", *extraction)[0] == 0
+    monkeypatch.chdir(tmp_path / "there")
+    labels = Path("../here/labels.csv")
+    out = ["--cache", tmp_path / "cache", "--out", tmp_path / "out"]
+    assert call("twin", "../here/s.fasta", "--labels", labels, *model, *out)[0] == 0
+    values = json.loads((tmp_path / "out" / "twin.json").read_text())
+    trained, untrained = (Entry.open(Path(values[name])).spec.data for name in ("trained", "untrained"))
+    assert trained == untrained
+
+
 @pytest.mark.parametrize("model", [("--init", "random"), ("--backbone", "kernels")])
 def test_a_model_without_trained_weights_is_refused(model, cache, refusal, narrow_mini):
     assert "untrained" in refusal("twin", "digits", "--limit", "60", *model)

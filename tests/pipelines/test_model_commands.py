@@ -14,6 +14,7 @@ import torch
 from reservoir_pipelines import attention, extract, fit, prepare, train
 from reservoir_pipelines.paper.attention_maps import bit_diagonals, token_labels
 from reservoir_pipelines.training.checkpoints import load_run
+from reservoir_pipelines.training.run_folder import RunFolder
 
 from reservoir.backbones import attention_maps
 from reservoir.errors import InputError
@@ -227,13 +228,16 @@ def listed(call, answer):
     return listing
 
 
-def test_readouts_runs_and_prepared_data_are_listed_and_removed(answer, cache, listed):
+def test_readouts_runs_and_prepared_data_are_listed_and_removed(answer, refusal, cache, listed):
     extraction = extract("digits", **SMALL)
     fit(extraction)
     train("digits", backbone=BLOCK_OF_MINI, init="random", limit=60, steps=1)
     found = [folder for kind in ("readouts", "runs", "prepared") for folder in cache.glob(f"{kind}/*/*")]
     kept = [str(folder.relative_to(cache)) for folder in found]
     assert len(kept) == 3
+    (run,) = cache.glob("runs/*/*")
+    with RunFolder(run).lock():
+        assert "a process is at work in it" in refusal("cache", "remove", str(run.relative_to(cache)))
     for name in kept:
         assert name in listed()[1]
         assert answer("cache", "remove", name)["removed"] == str(cache / name)

@@ -61,6 +61,8 @@ def test_every_stage_takes_the_flags(cache, tmp_path, call):
         (["prepare", "digits", "--label", "y"], "task 'digits' has no parameter 'label'; it has"),
         (["prepare", "t.csv", "--label", "wrad"], "no column 'wrad' (--label) among v0, v1, v2, v3, ward"),
         (["prepare", "t.csv", "--param", "label=ward"], "write --label ward"),
+        (["prepare", "t.csv", "--param", "regression=True"], "write --regression"),
+        (["prepare", "bit-xor", "--param", "n=5", "--param", "n=6"], "--param n: given twice"),
         (["prepare", "t.csv", "--label", "ward", "--rate", "8000"], "--rate does not apply to data of this kind"),
         (["extract", "t.csv", "--label", "ward", "--workers", "-1"], "--workers -1: give a whole number of at least 0"),
         (["prepare", "t.csv", "--label", "ward", "--missing", "mean"], "choose among refuse, interpolate, mask"),

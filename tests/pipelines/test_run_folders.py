@@ -54,6 +54,8 @@ def test_an_extended_run_that_was_killed_finishes_when_resumed(go, cache, monkey
 def test_asking_for_fewer_steps_returns_the_finished_run(go, cache, capsys):
     done = go(steps=4)
     assert go(steps=2) == done and "this run already has 4 steps" in capsys.readouterr().err
+    assert go(steps=4, eval_every=1) == done
+    assert "printing the result with eval_every 2, patience None; name another --run" in capsys.readouterr().err
     (cache / "run" / "run.json").unlink()
     assert go(steps=2, resume=True).to_dict() | {"seconds": 0} == done.to_dict() | {"seconds": 0}
 

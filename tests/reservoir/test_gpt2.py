@@ -219,8 +219,11 @@ def test_gelu_of_linear_is_gelu_of_linear():
 
 def test_compiled_code_is_kept_in_a_folder_of_the_user_below_that_for_temporary_files(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it when it compiles
     folder = private_torch.compiled_code_folder()
     assert folder.parent == tmp_path and getpass.getuser() in folder.name
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
+    assert private_torch.compiled_code_folder() == tmp_path / "other"
 
 
 def test_private_names_of_torch_stand_in_one_file():

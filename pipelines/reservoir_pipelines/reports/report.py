@@ -90,7 +90,10 @@ def _all_parts(root: Path, kinds: Sequence[FolderKind]) -> list[dict[str, Any]]:
     for kind in kinds:
         folders = sorted(path for path in (root / kind.place).glob("*") if kind.matches(path))
         folders_of_kinds += folders
-        shown_folders |= {name for path in folders for name in kind.shown_folders(path)}
+        for path in folders:
+            # A damaged folder shows no others; its message comes with its part.
+            with suppress(InputError, KeyError, TypeError):
+                shown_folders |= kind.shown_folders(path)
     fits = [folder for folder in _folders_of_fits(root) if str(folder.resolve()) not in shown_folders]
     parts = []
     for number, path in enumerate(folders_of_kinds + fits[:MAX_FITS], start=1):

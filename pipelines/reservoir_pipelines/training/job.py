@@ -98,6 +98,11 @@ class Job:
         return None if options.patience is None else options.patience * options.eval_every
 
     @property
+    def validation(self) -> dict[str, Any]:
+        """When the training is validated and stopped, as JSON values; the key of the run does not depend on it."""
+        return {"eval_every": self.options.eval_every, "patience": self.options.patience}
+
+    @property
     def title(self) -> str:
         """Task, model and trained groups, for plots."""
         groups = ", ".join(self.options.train or ())
@@ -117,6 +122,7 @@ class Job:
             reservoir=self.model.settings.to_dict(),
             scaling=scaling_to_json(self.prepared.scaling),
             lengths=bool(lengths.min() < lengths.max()),
+            validation=self.validation,
         )
         return {**config, "command": command, "origin": origin_of(self.task)}
 

@@ -83,6 +83,13 @@ def train_once(
             has_no_weights = result.best_step is None  # it diverged before its first validation
             needs_test_scores = test and not has_no_weights and result.test_score is None
             if not needs_test_scores:
+                # Another number of validations may have chosen other weights; older versions do not record it.
+                validation = folder.config.get("validation", job.validation)
+                if validation != job.validation and ranks.first:
+                    values = ", ".join(f"{name} {value}" for name, value in validation.items())
+                    notify(
+                        f"{folder.path}: printing the result with {values}; name another --run for other values"
+                    )
                 return result
         elif state.step and not options.resume:
             raise InputError(
