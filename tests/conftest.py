@@ -19,7 +19,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import pytest
+
+from reservoir.readouts.penalties import DEFAULT_ALPHAS, LOGISTIC_ALPHAS
 
 # In memory, tests do not wait for the disk, which takes longer than their computations. They need less than 2 GB.
 MEMORY = Path("/dev/shm")
@@ -111,6 +114,34 @@ def figures(monkeypatch):
     monkeypatch.setattr(Figure, "savefig", keep)
     monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
     return drawn
+
+
+# Fits of a few hundred rows spend their time on the grid, and take every branch with a quarter of it.
+SMALL_DEFAULTS = {
+    "reservoir.inputs.patch_units.WHITENING_WINDOWS": 20_000,
+    "reservoir.plan.candidates._repeats_of": lambda train_rows: 2 if train_rows < 600 else 1,
+    "reservoir_pipelines.fitting.baselines.ALPHAS": np.array([1.0, 100.0]),
+    "reservoir_pipelines.fitting.candidates.LOGISTIC_ALPHAS": LOGISTIC_ALPHAS[::3],
+}
+DEFAULTS_OF = ("fitting.baselines", "fitting.candidates", "estimators.predictor")
+SMALL_DEFAULTS |= {f"reservoir_pipelines.{module}.DEFAULT_ALPHAS": DEFAULT_ALPHAS[::4] for module in DEFAULTS_OF}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_defaults():
+    """Try fewer penalties and draw fewer folds and windows than a user; yield the defaults that a user has."""
+    shipped = {name: pkgutil.resolve_name(name) for name in SMALL_DEFAULTS}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, small in SMALL_DEFAULTS.items():
+            patch.setattr(name, small)
+        yield shipped
+
+
+@pytest.fixture
+def shipped_defaults(_small_defaults, monkeypatch):
+    """Use the defaults that a user has, for tests of these defaults."""
+    for name, default in _small_defaults.items():
+        monkeypatch.setattr(name, default)
 
 
 @pytest.fixture(scope="session")

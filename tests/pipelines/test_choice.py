@@ -42,7 +42,7 @@ from reservoir.errors import InputError
 from reservoir.options import FitOptions
 from reservoir.readouts import kernel_ridge
 from reservoir.readouts.linear import Targets
-from reservoir.readouts.penalties import DEFAULT_ALPHAS, FIXED_ALPHA
+from reservoir.readouts.penalties import DEFAULT_ALPHAS, FIXED_ALPHA, LOGISTIC_ALPHAS
 from reservoir.readouts.products import listening
 from reservoir.readouts.sweep import cross_sweep, sweep
 from reservoir.tasks.task import Task, Tokens
@@ -106,7 +106,7 @@ def test_with_one_row_per_class_nothing_is_chosen_and_the_reservoir_is_kept(tmp_
     assert len(model.cv_results_["alpha"]) == 1
 
 
-def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
+def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini, shipped_defaults):
     x, y = motifs(120, 1.0)
     np.savez(tmp_path / "d.npz", x=x[..., None], y=y % 3)
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", layers="embed", pool="mean,max")
@@ -114,11 +114,15 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini):
     candidates = candidates_of_fit(known, FitOptions())
     fitter = candidates.fitter
     fits, _ = fit_columns(known, candidates)
+    assert fitter.alphas is DEFAULT_ALPHAS
+    logistic = candidates_of_fit(known, FitOptions(readout="logistic")).fitter
+    assert isinstance(logistic, LogisticFitter) and logistic.alphas is LOGISTIC_ALPHAS
     assert fitter.repeats == 5 and all("raw" not in fit.result.columns for fit in fits)
     rows = known.rows["train"] + known.rows["valid"]
     for fit_, source, by in fit_baselines(known, fits, fitter, True):
         repeats = 1 if isinstance(by, LogisticFitter) else 5  # logistic regression has the first repeat alone
         assert (by.folds, by.repeats) == (fitter.folds, repeats) and len(fit_.sample_scores()) == rows
+        assert len(by.alphas) == (6 if isinstance(by, LogisticFitter) else len(DEFAULT_ALPHAS))
         assert len(held_out_units(source, KNOWN)) == rows
         assert fit_.sample_scores().mean() == pytest.approx(fit_.result.valid_score)
     source, settings = known.raw(), {"classes": 3, "alphas": np.array([1.0, 10.0]), "folds": 4}
@@ -261,7 +265,7 @@ def unreadable(monkeypatch):
 @pytest.fixture
 def series_entry(tmp_path, narrow_mini):
     """Return the features of two layers of series, and a function that chooses a readout of them as `fit` does."""
-    x, y = motifs(150, 0.5)
+    x, y = motifs(100, 0.5)
 
     def features(values):
         path = tmp_path / f"{'values' if values else 'classes'}.npz"
@@ -307,9 +311,11 @@ def test_the_same_is_chosen_if_test_rows_cannot_be_read(values, settings, series
     features = series_entry(values)
     expected = chosen_and_refitted(features, **settings)
     unreadable()
-    assert chosen_and_refitted(FeatureStore(features.entry), **settings) == expected
-    with pytest.raises(AssertionError, match="test rows are read"):
-        fit(FeatureStore(features.entry), **settings)
+    store = FeatureStore(features.entry)
+    assert chosen_and_refitted(store, **settings) == expected
+    for read in (lambda split: split.labels, lambda split: next(split.blocks("embed/mean"))):
+        with pytest.raises(AssertionError, match="test rows are read"):
+            read(store["test"])
 
 
 def test_estimators_choose_the_same_if_test_rows_cannot_be_read(narrow_mini, unreadable):

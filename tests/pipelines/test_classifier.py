@@ -152,6 +152,7 @@ def swept(x, y, alphas=DEFAULT_ALPHAS):
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.usefixtures("shipped_defaults")
 def test_the_classifier_is_the_best_ridge_sweep_over_the_columns(classifier, compute):
     x, y = waves()
     x, new, y, _ = train_test_split(x, y, random_state=0)
@@ -377,6 +378,7 @@ def test_a_sample_of_weight_2_counts_as_two(kind, tiny_gpt2):
     np.testing.assert_allclose(getattr(weighted, method)(x), getattr(repeated, method)(x), rtol=1e-5)
 
 
+@pytest.mark.usefixtures("shipped_defaults")
 def test_groups_are_held_out_together(tiny_gpt2):
     x, y = series(60)
     subject = np.arange(60) // 6

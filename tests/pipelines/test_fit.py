@@ -602,7 +602,7 @@ def test_a_fit_on_a_device_is_that_of_the_host(stored_columns, select, monkeypat
 
 
 def test_race_leaves_the_best_third_and_names_the_others(tmp_path, narrow_mini, monkeypatch):
-    settings = {"limit": 400, "layers": "block01,block02", "pool": "mean,max,last"}
+    settings = {"limit": 240, "layers": "block01,block02", "pool": "mean,max,last"}
     without = fit(extract("digits", cache=tmp_path / "without", **settings))
     monkeypatch.setattr("reservoir_pipelines.fitting.candidates.RACED_ROWS", 100)
     monkeypatch.setattr("reservoir_pipelines.fitting.candidates.MIN_RACE_ROWS", 100)

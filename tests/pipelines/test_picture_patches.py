@@ -21,7 +21,6 @@ from sklearn.datasets import load_digits
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
 from reservoir.input_poolings import THRESHOLD
-from reservoir.inputs import patch_units
 from reservoir.inputs.patch_units import draw_units, framed, mirrored_places
 from reservoir.inputs.picture_patches import PatchConvolution
 from reservoir.loaded_model import load_model
@@ -39,14 +38,6 @@ PHOTOGRAPHS = RNG.normal(size=(30, 12, 12, 3)).cumsum(axis=1).cumsum(axis=2).ast
 PICTURE = Picture(side=12, channels=3, patch=4, window=5, stride=1)
 WIDTH = 16
 SMALL = {"input": "patches", "backbone": f"kernels:width={WIDTH}", "patch": 4, "stride": 2}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_windows():
-    """Estimate means and covariances from a tenth of the windows."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(patch_units, "WHITENING_WINDOWS", 20_000)
-        yield
 
 
 @pytest.fixture(scope="module")

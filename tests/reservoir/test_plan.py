@@ -329,6 +329,7 @@ def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(given, mes
         plan_of(SERIES, **given)
 
 
+@pytest.mark.usefixtures("shipped_defaults")
 def test_few_validation_rows_are_replaced_by_folds():
     assert default_folds(100, 999) == (5, 5) and default_folds(1000, 999) == (5, 1)
     assert default_folds(1001, 999) == (3, 1) and default_folds(100, 1000) == (0, 1)
