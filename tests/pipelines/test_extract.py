@@ -220,9 +220,9 @@ PADDED = {  # maximum length in tokens, and lengths of the rows (None: those of 
 @pytest.mark.parametrize("varied", [False, True])
 def test_features_do_not_depend_on_the_rows_of_a_file(tiny_gpt2, tmp_path, monkeypatch, varied):
     draw, task = np.random.default_rng(0), str(tmp_path / "rows.npz")
-    lengths = draw.integers(4, 31, 270) if varied else np.full(270, 30)
-    split = np.repeat(["train", "valid", "test"], 90)
-    np.savez(task, x=draw.normal(size=(270, 30, 2)), y=np.arange(270) % 2, lengths=lengths, split=split)
+    lengths = draw.integers(4, 31, 144) if varied else np.full(144, 30)
+    split = np.repeat(["train", "valid", "test"], 48)
+    np.savez(task, x=draw.normal(size=(144, 30, 2)), y=np.arange(144) % 2, lengths=lengths, split=split)
     monkeypatch.setitem(BLOCK_ROWS, "cpu", 16)
     monkeypatch.setattr(entries, "MIN_BLOCKS", 2)
     made = []
