@@ -97,7 +97,7 @@ SHORT = [stage for stage in PIPELINES if stage.name in NAMES]  # these call ever
 
 
 def test_a_power_loss_leaves_the_old_or_the_new_and_every_fsync_is_needed(tmp_path):
-    *stages, fsyncs = replay([*CACHE, *SHORT], tmp_path, most=4, recoveries=2)
+    *stages, fsyncs = replay([*CACHE, *SHORT], tmp_path, most=3, recoveries=2)
     for count in stages:
         assert count.tried > 40, count.fault
         assert count.lost == [], count.fault

@@ -17,7 +17,7 @@ from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion, plot_training
 from reservoir_pipelines.training.checkpoints import Display, train_in_folder
 from reservoir_pipelines.training.inputs import inputs_of
-from reservoir_pipelines.training.job import load_job
+from reservoir_pipelines.training.job import Job, load_job
 from reservoir_pipelines.training.result import Training, training_result
 from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RESULT, RunFolder
 
@@ -83,13 +83,8 @@ def train_once(
             has_no_weights = result.best_step is None  # it diverged before its first validation
             needs_test_scores = test and not has_no_weights and result.test_score is None
             if not needs_test_scores:
-                # Another number of validations may have chosen other weights; older versions do not record it.
-                validation = folder.config.get("validation", job.validation)
-                if validation != job.validation and ranks.first:
-                    values = ", ".join(f"{name} {value}" for name, value in validation.items())
-                    notify(
-                        f"{folder.path}: printing the result with {values}; name another --run for other values"
-                    )
+                if ranks.first:
+                    _notify_other_validation(job, folder)
                 return result
         elif state.step and not options.resume:
             raise InputError(
@@ -124,6 +119,17 @@ def train_once(
             # The result is written last, so that a resumed run draws the plots of a killed one.
             write_checked(folder.path / RESULT, result.to_dict())
         return result
+
+
+def _notify_other_validation(job: Job, folder: RunFolder) -> None:
+    """Print how the finished run in a folder was validated, if a job asks for other steps or another patience.
+
+    Other validations may have chosen other weights.
+    """
+    validation = folder.config.get("validation", job.validation)  # which older versions did not write
+    if validation != job.validation:
+        values = ", ".join(f"{name} {value}" for name, value in validation.items())
+        notify(f"{folder.path}: printing the result with {values}; name another --run for other values")
 
 
 @dataclass(frozen=True)
