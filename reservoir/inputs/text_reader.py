@@ -24,6 +24,7 @@ from reservoir.tasks.words import shown, texts_of
 
 DEFAULT_MAX_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
 MAX_TOKEN_ID = 2**24  # upper bound for token IDs; no vocabulary is larger
+READ = "read"  # name of the number of all texts in `TextReader.counts`
 # Files of which one is in every model folder with a tokenizer.
 TOKENIZERS = (
     "tokenizer.json",
@@ -101,10 +102,9 @@ class TextReader:
         self.digest = _digest(tokenizer, self.max_tokens)
         # Whether the model reads single letters, between which the tokenizer needs spaces.
         self._spaces_letters = _needs_spaced_letters(tokenizer, self._vocabulary)
-        # What `note` reports of the texts that `read` has read.
-        self.read_rows = self.long_texts = 0
-        self._reads_in_pieces = False  # else long texts are cut
-        self._texts_without_mask: Counter[str] = Counter()  # how many texts have no token of each mask
+        # How many texts `read` has read, by the name `READ`, and of how many of them each remark of `note` is true, by
+        # the remark. Processes that share the texts add their counts.
+        self.counts: Counter[str] = Counter()
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return token IDs (rows, longest) of stored texts, right-padded, and the number of tokens of each."""
@@ -124,13 +124,12 @@ class TextReader:
             raise InputError(
                 "--long windows needs a tokenizer.json, which the model does not have", "leave --long out"
             )
-        self._reads_in_pieces = in_pieces
         texts = self._texts(x, lengths)
         # The places of tokens in the text cost time, so they are asked for only if a mask needs them.
         needs_offsets = any(self._reads_offsets(name) for name in masks)
         encoding, long_texts = self._encode([marked.text for marked in texts], in_pieces, needs_offsets)
-        self.long_texts += long_texts
-        self.read_rows += len(texts)
+        self.counts[READ] += len(texts)
+        self.counts[self._remark_on_long_texts(in_pieces=in_pieces)] += long_texts
         # A row is a text, or a piece of one; ``owner`` has the number of the text of each piece.
         owner = np.array(encoding["overflow_to_sample_mapping"]) if in_pieces else None
         texts_of_rows = texts if owner is None else [texts[text] for text in owner]
@@ -142,7 +141,8 @@ class TextReader:
         maker = MaskMaker(rows, texts, offsets, self._special_ids, are_chats=self.template is not None)
         masks_by_name = {name: maker.mask(name) for name in masks if name != "words" or self.template}
         for name, mask in masks_by_name.items():
-            self._texts_without_mask[name] += maker.texts_without(mask)
+            remark = f"have no token for the pooling {name}, which is zero there"
+            self.counts[remark] += maker.texts_without(mask)
         return replace(rows, masks=masks_by_name)
 
     def _encode(self, texts: list[str], in_pieces: bool, needs_offsets: bool) -> tuple[dict[str, Any], int]:
@@ -383,26 +383,20 @@ class TextReader:
     @property
     def note(self) -> str:
         """A message on the texts that were too long, and on those without a token of a mask; or an empty string."""
-        notes = [self._note_on_long_texts] if self.long_texts else []
-        notes += [
-            f"{rows:,} of {self.read_rows:,} texts have no token for the pooling {name}, which is zero there"
-            for name, rows in self._texts_without_mask.items()
-            if rows
-        ]
-        return "; ".join(notes)
+        return "; ".join(
+            f"{count:,} of {self.counts[READ]:,} texts {remark}"
+            for remark, count in sorted(self.counts.items())
+            if count and remark != READ
+        )
 
-    @property
-    def _note_on_long_texts(self) -> str:
-        """A message on how many texts were too long, and what happened to them."""
+    def _remark_on_long_texts(self, *, in_pieces: bool) -> str:
+        """Return what is true of a text that is too long: it is read in pieces, or cut."""
         how = (
             "read in pieces, with features averaged"
-            if self._reads_in_pieces
+            if in_pieces
             else "cut (extract --long windows reads all)"
         )
-        counts = (
-            f"{self.long_texts:,} of {self.read_rows:,} texts have more than {self.max_tokens:,} tokens"
-        )
-        return f"{counts} and are {how}"
+        return f"have more than {self.max_tokens:,} tokens and are {how}"
 
 
 def _digest(tokenizer: Any, max_tokens: int) -> str:

@@ -28,7 +28,8 @@ from reservoir import InputError
 from reservoir.options import ExtractOptions
 from reservoir.plan.precision import BLOCK_ROWS
 from tests.checks import contents
-from tests.reservoir.models import save_with_chat_template
+from tests.reservoir.models import save_with_chat_template, save_with_tokenizer
+from tests.tasks.samples import write_csv
 
 SETTINGS = {"limit": 200, "compute": "float32", "layers": "embed,final"}
 
@@ -300,13 +301,41 @@ def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, exp
     assert made[0] == made[1], "the features do not depend on who computes them"
 
 
+@pytest.mark.parametrize("how", ["workers", "scheduler"])
+def test_texts_that_workers_cut_are_counted_as_in_one_process(how, cluster, tmp_path, capsys, monkeypatch):
+    def map_as_in_another_process(work, tasks, *, on_result, **_):
+        """Compute all pieces here, but with an extractor of their own."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sharing, "_extractors", {})
+            pieces = [work(*task) for task in tasks]
+        for piece in pieces:
+            on_result(piece)
+        return pieces
+
+    folder = save_with_tokenizer("gpt2", tmp_path / "gpt2")
+    long, short = "the cat sat on a mat and " * 9, "a cow"  # the model cuts the first before its span
+    rows = [(long, 200, 203, "a") if row % 3 else (short, 2, 5, "b") for row in range(60)]
+    path = write_csv(tmp_path / "texts.csv", rows, "text,start,end,label")
+    settings = {"backbone": str(folder), "layers": "embed", "pool": "mean,span", "span": "start,end"}
+    shared = {"scheduler": cluster.scheduler_address} if how == "scheduler" else {"workers": 2}
+    notes = []
+    for number, several in enumerate([{}, shared]):
+        if "workers" in several:
+            monkeypatch.setattr(sharing, "map_pieces", map_as_in_another_process)
+        extract(path, cache=tmp_path / str(number), **settings, **several)
+        notes.append([line for line in capsys.readouterr().err.splitlines() if "texts have" in line])
+    assert notes[0] == notes[1] and len(notes[0]) == 1
+    assert "40 of 60 texts have more than 32 tokens and are cut" in notes[0][0]
+    assert "40 of 60 texts have no token for the pooling span" in notes[0][0]
+
+
 def test_a_worker_with_another_model_is_refused(alone, tiny_gpt2):
     root, backbone = alone.entry.parents[2], str(tiny_gpt2)
     options = ExtractOptions(backbone=backbone, limit=200, compute="float32", layers="embed,final", cache=root)
     share = sharing.Share(options, prepare("digits", cache=root).path, alone.store.entry.key)
-    assert sharing.work(share, alone.entry, alone.columns, [("train", 0)]) == 0  # the block exists already
+    assert sharing.work(share, alone.entry, alone.columns, [("train", 0)]).rows == 0  # the block exists already
     (alone.entry / "train" / "00001-0.h5").unlink()
-    assert sharing.work(share, alone.entry, alone.columns, [("train", 0), ("train", 1)]) == 16
+    assert sharing.work(share, alone.entry, alone.columns, [("train", 0), ("train", 1)]).rows == 16
     other = replace(share, options=replace(options, seed=1))
     sharing._extractors.clear()  # as in a new process
     with pytest.raises(InputError, match=r"cache key is .* there, but"):

@@ -3,6 +3,7 @@
 Features are encoded as the cache stores them where they were computed, and then copied to the host.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -267,6 +268,17 @@ class Extractor:
     def columns(self) -> tuple[str, ...]:
         """The names of the columns, layer by layer."""
         return tuple(self.shapes)
+
+    @property
+    def text_counts(self) -> Counter[str]:
+        """A copy of the counts of the texts that the model's tokenizer has read; empty if it reads none."""
+        reader = self.model.reader
+        return Counter(reader.counts) if isinstance(reader, TextReader) else Counter()
+
+    def set_text_counts(self, counts: Counter[str]) -> None:
+        """Replace the counts of the texts that the model's tokenizer has read, if it reads texts."""
+        if isinstance(self.model.reader, TextReader):
+            self.model.reader.counts = counts
 
     def compute(self, entry: Entry, advance: Advance = lambda rows, written: None) -> int:
         """Compute all missing blocks, and print what the reader noticed; return the rows computed by this process."""

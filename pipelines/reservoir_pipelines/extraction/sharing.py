@@ -6,6 +6,7 @@ of its libraries before it is sent anything; `open_share` compares the cache key
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,6 +56,14 @@ class Share:
     state: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ComputedPiece:
+    """What a worker reports of a piece of work."""
+
+    rows: int  # rows that it has computed
+    text_counts: Counter[str]  # what `TextReader.counts` counted meanwhile
+
+
 def share_blocks(
     extractor: Extractor,
     entry: Entry,
@@ -67,6 +76,7 @@ def share_blocks(
 
     ``advance`` gets the rows of each piece of work that has ended.
     """
+    text_counts = extractor.text_counts  # before the probe, which reads texts that are read again
     # Full paths, for processes that were started in another folder.
     settings, root = extractor.model.settings, extractor.root.absolute()
     share = Share(
@@ -85,16 +95,26 @@ def share_blocks(
     identity = entry.key, extractor.columns
     _extractors[identity] = extractor  # for the pieces that this process computes
     try:
-        rows_of_pieces = map_pieces(
-            work, arguments, workers=cluster.workers, scheduler=cluster.scheduler, on_result=advance
+        computed_pieces: list[ComputedPiece] = map_pieces(
+            work,
+            arguments,
+            workers=cluster.workers,
+            scheduler=cluster.scheduler,
+            on_result=lambda piece: advance(piece.rows),
         )
-        return sum(rows_of_pieces)
+        # The counts of this process, of the texts of its own pieces and of the probe, are replaced.
+        for piece in computed_pieces:
+            text_counts.update(piece.text_counts)
+        extractor.set_text_counts(text_counts)
+        return sum(piece.rows for piece in computed_pieces)
     finally:
         del _extractors[identity]
 
 
-def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tuple[str, int]]) -> int:
-    """Compute and publish some blocks of the entry at ``path``, one piece of work; return the number of their rows."""
+def work(
+    share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tuple[str, int]]
+) -> ComputedPiece:
+    """Compute and publish some blocks of the entry at ``path``, one piece of work, and report it."""
     with (
         _forward_lock,
         silenced(),
@@ -103,7 +123,9 @@ def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tu
         entry = Entry.open(path)
         extractor.make_ready(entry)
         read, compute = extractor.steps(entry)
-        return compute_blocks(entry, blocks, columns, read, compute)
+        counts_before = extractor.text_counts
+        rows = compute_blocks(entry, blocks, columns, read, compute)
+        return ComputedPiece(rows, text_counts=extractor.text_counts - counts_before)
 
 
 def open_share(share: Share) -> Extractor:
