@@ -61,7 +61,7 @@ def test_rows_between_wanted_ones_are_not_read(cache, tmp_path, monkeypatch):
     ):
         read.clear()
         taken = train.take(np.asarray(index))
-        assert sum(rows for array, rows in read if array == "x") < 20 * len(index)
+        assert 0 < sum(rows for arrays, rows in read if "x" in arrays) < 20 * len(index)
         for array in ("x", "y", "lengths"):
             assert np.array_equal(getattr(taken, array), getattr(whole, array)[index]), array
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import h5py
 
 GAP = 64  # wanted rows at most this many rows apart are read together with those between them
+ROWS = ("x", "y", "lengths")  # the arrays that every split has
 INDEX = "prepared.json"  # name of the index of a folder of prepared data
 REPEATS = "test rows repeat a sequence of the training or validation rows"  # in a warning of prepared data
 VERSION = 11  # version of the file format; part of the folder's name, so that other versions are not read
@@ -47,55 +48,49 @@ class PreparedSplit:
 
     def read(self, lo: int, hi: int) -> Split:
         """Return the rows ``lo`` to ``hi`` (not included), each array in its stored type, class numbers as int64."""
-        return Split(
-            x=self._read("x", lo, hi),
-            y=self._read("y", lo, hi),
-            lengths=self._read("lengths", lo, hi),
-            groups=None if self.groups is None else self.groups[lo:hi],
-        )
+        return self._split(self._read(ROWS, lo, hi), slice(lo, hi))
 
     def take(self, index: np.ndarray) -> Split:
         """Return the rows of the ascending numbers ``index``; long gaps between them are not read."""
         # The numbers are cut at long gaps. Each run of numbers is read with the rows in its short gaps.
         runs = np.split(index, np.flatnonzero(np.diff(index) > GAP) + 1)
+        arrays_of_runs: list[dict[str, np.ndarray]] = []
+        for run in runs:
+            first, last = int(run[0]), int(run[-1])
+            arrays = self._read(ROWS, first, last + 1)
+            has_gaps = last + 1 - first > len(run)
+            if has_gaps:
+                arrays = {name: array[run - first] for name, array in arrays.items()}
+            arrays_of_runs.append(arrays)
+        joined = {name: _joined([arrays[name] for arrays in arrays_of_runs]) for name in ROWS}
+        return self._split(joined, index)
 
-        def read(array: str) -> np.ndarray:
-            arrays = []
-            for run in runs:
-                first, last = int(run[0]), int(run[-1])
-                rows = self._read(array, first, last + 1)
-                has_gaps = len(rows) > len(run)
-                arrays.append(rows[run - first] if has_gaps else rows)
-            return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-        return Split(
-            x=read("x"),
-            y=read("y"),
-            lengths=read("lengths"),
-            groups=None if self.groups is None else self.groups[index],
-        )
+    def _split(self, arrays: Mapping[str, np.ndarray], rows: slice | np.ndarray) -> Split:
+        """Return the rows of a slice, or of row numbers, whose ``arrays`` have been read."""
+        groups = None if self.groups is None else self.groups[rows]
+        return Split(x=arrays["x"], y=arrays["y"], lengths=arrays["lengths"], groups=groups)
 
     @cached_property
     def y(self) -> np.ndarray:
         """All labels, (rows, readout_tokens, outputs): int64 class numbers or float32 targets."""
-        return self._read("y", 0, len(self))
+        return self._read(("y",), 0, len(self))["y"]
 
     @cached_property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each row that are not padding, (rows,) of int32."""
-        return self._read("lengths", 0, len(self))
+        return self._read(("lengths",), 0, len(self))["lengths"]
 
     @cached_property
     def groups(self) -> np.ndarray | None:
         """The group number of each row, (rows,) of int64; None if the rows have no groups."""
-        return self._read("groups", 0, len(self)) if self._has("groups") else None
+        return self._read(("groups",), 0, len(self))["groups"] if self._has("groups") else None
 
     @cached_property
     def ids(self) -> np.ndarray:
         """What names each row in its source, (rows,) of texts or int64; of generated rows, their numbers."""
         if not self._has("ids"):
             return np.arange(len(self))
-        stored = self._read("ids", 0, len(self))
+        stored = self._read(("ids",), 0, len(self))["ids"]
         are_texts = stored.dtype.kind == "S"  # in UTF-8; names of files need not be valid
         return np.char.decode(stored, "utf-8", "surrogatepass") if are_texts else stored
 
@@ -105,31 +100,37 @@ class PreparedSplit:
         with _opened(first_file) as file:
             return array in file
 
-    def _read(self, array: str, lo: int, hi: int) -> np.ndarray:
-        """Return the rows ``lo`` to ``hi`` (not included) of one array, class numbers as int64."""
+    def _read(self, names: Sequence[str], lo: int, hi: int) -> dict[str, np.ndarray]:
+        """Return the rows ``lo`` to ``hi`` (not included) of some arrays by their names, class numbers as int64."""
         if not 0 <= lo <= hi <= len(self):
             raise IndexError(f"rows {lo} to {hi} of split {self.name!r}: it has {len(self)} rows")
-        arrays = []
+        # One part of each array for each file with wanted rows.
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        is_empty = True
         for (path, rows), start in zip(self.files, self.starts, strict=True):
             # The wanted rows of this file, by their numbers in it: an empty range if it has none of them.
             first = max(lo - start, 0)
             end = max(min(hi - start, rows), first)
             has_wanted_rows = first < end
             # An empty range is read from the first file, for its type and shape.
-            is_needed_for_type = lo == hi and not arrays
+            is_needed_for_type = lo == hi and is_empty
             if not has_wanted_rows and not is_needed_for_type:
                 continue
+            is_empty = False
+            # All arrays are read at once, because opening a file takes longer than reading a few rows.
             with _opened(path) as file:
-                # Another file that this one refers to would not have been verified.
-                if (stored := dataset_of(file, array)) is None:
-                    raise KeyError(f"{array} is not stored in this file alone")
-                if len(stored) != rows:
-                    raise KeyError(f"{array} has {len(stored)} rows, not {rows}")
-                arrays.append(stored[first:end])
+                for name in names:
+                    # Another file that this one refers to would not have been verified.
+                    if (stored := dataset_of(file, name)) is None:
+                        raise KeyError(f"{name} is not stored in this file alone")
+                    if len(stored) != rows:
+                        raise KeyError(f"{name} has {len(stored)} rows, not {rows}")
+                    parts[name].append(stored[first:end])
                 self._refuse_changed(path)
-        values = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-        are_classes = array == "y" and values.dtype.kind != "f"
-        return values.astype(np.int64) if are_classes else values
+        arrays = {name: _joined(of_files) for name, of_files in parts.items()}
+        if "y" in arrays and arrays["y"].dtype.kind != "f":  # classes
+            arrays["y"] = arrays["y"].astype(np.int64)
+        return arrays
 
     def _refuse_changed(self, path: Path) -> None:
         """Raise `InputError` for a file that is not as it was when its checksum was verified."""
@@ -142,6 +143,11 @@ class PreparedSplit:
     def starts(self) -> list[int]:
         """The number of each file's first row in the split."""
         return [0, *accumulate(rows for _, rows in self.files)][:-1]
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    """Return arrays (rows, ...) one after the other; a single one is not copied."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
