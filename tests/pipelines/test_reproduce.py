@@ -155,6 +155,16 @@ def test_results_of_another_format_count_as_not_run(cache, tmp_path, call, refus
     assert reproduce([mine]).ran == 2 and call("report", kept.path)[0] == 0
 
 
+def test_a_damaged_reproduction_is_left_out_of_the_report(cache, tmp_path, capsys):
+    done = reproduce(recipe(tmp_path, ROWS))
+    damaged = cache / "reproductions" / "damaged"
+    shutil.copytree(done.folder, damaged)
+    for cell in damaged.glob("cells/*.json"):
+        cell.write_text('{"format": 0, "folder": "x"}')
+    assert report([], cache=cache, out=tmp_path / "page.html").parts == 1
+    assert "skipping one part of the page" in capsys.readouterr().err
+
+
 def test_the_best_of_several_cells_is_the_one_with_the_best_validation_score(cache, tmp_path):
     row = 'rows = [{ name = "best", best = ["output", "full"] }, { name = "output", cell = "output" }]'
     done = reproduce([recipe(tmp_path, row)])
