@@ -203,8 +203,8 @@ def _paired_labels(
         numbers = np.array([[*map(as_number, labels)] for labels in labels_of_both])  # (labels, 4)
     # Labels are in the order row, token, output, so each of the four columns becomes (samples, outputs).
     truth, predicted, second_truth, second_predicted = numbers.T.reshape(4, samples, -1)
-    # One run may have stored a value in float32, and the other in float64; earlier runs of train stored values after a
-    # way to standardised ones and back, whose error is that of the largest value.
+    # One run may have stored a value in float32, and the other in float64. Earlier versions of train standardised
+    # values and converted them back, with a rounding error in proportion to the largest value.
     largest = np.abs(truth).max(initial=0.0)
     is_equal = np.abs(truth - second_truth) <= 1e-6 * largest
     if not is_equal.all():

@@ -114,8 +114,8 @@ class Targets:
         all_weights = weights
         if self.class_weights is not None:
             labels = y[:, 0].astype(np.int64)  # there are class weights only if there is a single output
-            balanced = balanced_weights(np.bincount(labels, weights, minlength=self.classes))
-            all_weights = replace(self, class_weights=balanced).weights(y, weights)
+            weights_of_classes = balanced_weights(np.bincount(labels, weights, minlength=self.classes))
+            all_weights = replace(self, class_weights=weights_of_classes).weights(y, weights)
         if all_weights is None:
             return scores_of_samples
         return scores_of_samples * all_weights / all_weights.mean()
@@ -368,14 +368,16 @@ class Tally:
             weights = np.ones(len(y))
         report_work(SCORE_WORK * scores.size)
         if self.targets.classes:
-            summed = weights
+            summing_weights = weights
             if self.targets.class_weights is not None:
                 # A column for each class, with the weights of its samples.
-                summed = np.eye(self.targets.classes)[y[:, 0].astype(np.int64)] * weights[:, None]
-                self._weights_of_classes += summed.sum(axis=0)
-            self._correct = self._correct + (self.targets.predict(scores) == y).sum(axis=2) @ summed
+                summing_weights = np.eye(self.targets.classes)[y[:, 0].astype(np.int64)] * weights[:, None]
+                self._weights_of_classes += summing_weights.sum(axis=0)
+            self._correct = (
+                self._correct + (self.targets.predict(scores) == y).sum(axis=2) @ summing_weights
+            )
             distances = np.square(scores - self.targets.coded(y)).sum(axis=2, dtype=np.float64)
-            self._distances = self._distances + distances @ summed
+            self._distances = self._distances + distances @ summing_weights
         else:
             values = y.astype(np.float64)
             self._residuals = self._residuals + weights @ np.square(scores - values)
@@ -411,8 +413,8 @@ class Tally:
         """Return the means (A,) of sums over samples: over all labels or, with class weights, over the classes."""
         if self.targets.class_weights is None:
             return np.asarray(sums) / (self.samples * self.targets.outputs)
-        occurs = self._weights_of_classes > 0
-        return (np.asarray(sums)[:, occurs] / self._weights_of_classes[occurs]).mean(axis=1)
+        is_present = self._weights_of_classes > 0
+        return (np.asarray(sums)[:, is_present] / self._weights_of_classes[is_present]).mean(axis=1)
 
 
 def accuracy_of(readout: Readout, blocks: Iterable[Block]) -> float:

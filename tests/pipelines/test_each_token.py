@@ -161,8 +161,8 @@ def test_rolling_statistics_are_saved_if_kernels_add_nothing_to_them(tmp_path):
 def test_statistics_alone_are_not_called_a_reservoir(tmp_path, capsys, columns):
     path, _ = write_recordings(tmp_path / "watch.npz")
     features = extract(path, cache=tmp_path / "cache", layers="embed", pool="all")
-    found = fit(features, out=tmp_path / "readout", columns=columns)
-    assert found.baselines and found.against == () and "this reservoir" not in capsys.readouterr().err
+    result = fit(features, out=tmp_path / "readout", columns=columns)
+    assert result.baselines and result.against == () and "this reservoir" not in capsys.readouterr().err
 
 
 def test_logistic_regression_is_left_out_if_a_single_recording_takes_too_long(tmp_path, monkeypatch, capsys):

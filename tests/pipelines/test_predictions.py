@@ -292,15 +292,15 @@ def test_intervals_of_comparisons_and_of_train_count_stretches_of_windows(tmp_pa
     (tmp_path / "load.csv").write_text("time,load\n" + load)
     settings = {**EMBEDDED, "forecast": 3, "past": 8, "cache": tmp_path / "c"}
     features = extract(tmp_path / "load.csv", layers="block01", pool="last", **settings)
-    done = fit(features, columns="raw", alphas="10:10:1", out=tmp_path / "fit")
+    result = fit(features, columns="raw", alphas="10:10:1", out=tmp_path / "fit")
     windows = 30 - 3 + 1
     stretches = [str(window // 3) for window in range(windows)]
     assert columns_of(tmp_path / "fit")["test"]["unit"].tolist() == [stretch for stretch in stretches for _ in range(3)]
     run = train(tmp_path / "load.csv", steps=1, batch=8, run=tmp_path / "run", **settings)
-    both = compare(run.run, done.saved)
+    both = compare(run.run, result.saved)
     assert (both.rows, both.groups) == (windows, 10)
-    assert run.evaluation.groups == done.evaluation.groups == 10
-    assert both.second_interval == pytest.approx(done.evaluation.interval)
+    assert run.evaluation.groups == result.evaluation.groups == 10
+    assert both.second_interval == pytest.approx(result.evaluation.interval)
     # A file of an earlier version has no units, although the evaluation counts them.
     with (tmp_path / "fit/predictions.csv").open(newline="") as file:
         lines = [{name: cell for name, cell in line.items() if name != "unit"} for line in csv.DictReader(file)]
@@ -308,7 +308,7 @@ def test_intervals_of_comparisons_and_of_train_count_stretches_of_windows(tmp_pa
         writer = csv.DictWriter(file, [*lines[0]])
         writer.writeheader()
         writer.writerows(lines)
-    assert "lacks the units of its rows" in outcome(lambda: compare(run.run, done.saved))
+    assert "lacks the units of its rows" in outcome(lambda: compare(run.run, result.saved))
 
 
 def test_repeated_inputs_of_test_rows_count_once_in_train_and_in_comparisons(tmp_path):
@@ -339,7 +339,7 @@ def test_labels_of_zero_in_a_regression_are_the_same_in_a_run_and_a_fit(tmp_path
     np.savez(tmp_path / "rates.npz", x=x, y=draw.poisson(1.0, 90) / 7)
     settings = {**EMBEDDED, "cache": tmp_path / "c"}
     run = train(tmp_path / "rates.npz", steps=1, batch=8, run=tmp_path / "run", **settings)
-    done = fit(extract(tmp_path / "rates.npz", layers="embed", pool="mean", **settings), out=tmp_path / "fit")
+    result = fit(extract(tmp_path / "rates.npz", layers="embed", pool="mean", **settings), out=tmp_path / "fit")
     labels_of_run = columns_of(tmp_path / "run")["test"]["label"]
     assert "0.0" in labels_of_run and set(labels_of_run) == set(columns_of(tmp_path / "fit")["test"]["label"])
-    assert compare(run.run, done.saved).rows == len(labels_of_run)
+    assert compare(run.run, result.saved).rows == len(labels_of_run)

@@ -449,19 +449,19 @@ def test_a_difference_of_balanced_accuracies_is_tested_as_such():
     y = (rng.random((400, 1)) < 0.05).astype(int)
     constant = np.zeros_like(y)
     # All rare rows are found, with more false alarms than there are rare rows.
-    found = np.where((y == 0) & (rng.random((400, 1)) < 0.12), 1, y)
-    evaluations = [evaluate_classes(y, labels, ["no", "yes"], balanced=True) for labels in (found, constant)]
+    alarms = np.where((y == 0) & (rng.random((400, 1)) < 0.12), 1, y)
+    evaluations = [evaluate_classes(y, labels, ["no", "yes"], balanced=True) for labels in (alarms, constant)]
     difference = paired_difference(
-        (evaluations[0], evaluations[1]), y, (found, constant), np.arange(400), balanced=True
+        (evaluations[0], evaluations[1]), y, (alarms, constant), np.arange(400), balanced=True
     )
-    expected = balanced_accuracy_score(y, found) - 0.5
+    expected = balanced_accuracy_score(y, alarms) - 0.5
     assert difference.value == pytest.approx(expected) and expected > 0.4
     assert difference.interval[0] < expected < difference.interval[1] and difference.p_value < 1e-3
     assert [evaluation.row_scores.mean() for evaluation in evaluations] == pytest.approx([expected + 0.5, 0.5])
     assert verdict_of_difference(evaluations[0], evaluations[1], difference.p_value) == "adds"
     # The interval of an accuracy stays that of the accuracy.
-    assert evaluations[0].interval == accuracy_interval((y == found)[:, 0])
-    plain = [evaluate_classes(y, labels, ["no", "yes"]) for labels in (found, constant)]
+    assert evaluations[0].interval == accuracy_interval((y == alarms)[:, 0])
+    plain = [evaluate_classes(y, labels, ["no", "yes"]) for labels in (alarms, constant)]
     p_value = p_value_of_difference(plain[0], plain[1])
     assert verdict_of_difference(plain[0], plain[1], p_value) == "adds nothing"
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import reservoir_cache as store  # h5py is imported with the first function that needs it
 import typer
-from reservoir_cache import is_file_locked
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import seconds_of, span
@@ -116,7 +115,7 @@ def remove(entry: Name, options: dict[str, Any]) -> Answer:
     paths = other_folders or [_entry_folder(entry, root)]
     size = sum(map(store.folder_bytes, paths))
     for path in other_folders:
-        if any(map(is_file_locked, [*path.rglob("lock"), *path.rglob(".*.lock")])):
+        if any(map(store.is_file_locked, [*path.rglob("lock"), *path.rglob(".*.lock")])):
             raise InputError(f"{path}: a process is at work in it", "stop it first")
     for path in paths:
         shutil.rmtree(path) if other_folders else store.remove(path)

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -196,14 +196,14 @@ class KernelFitter(Fitter):
         entry = source.view.path
         folder = entry / f"factor-{training.digest()[:16]}-{self.kind}-{alpha:.6g}"
         # One factor of an entry at a time: another process may have the same folder, and would remove it at its end.
-        with locked(entry, wait=False) as is_alone:
-            if not is_alone:
+        with locked(entry, wait=False) as is_free:
+            if not is_free:
                 notify(f"{source.name}: waiting for another process that factorises rows of {entry}")
-            with nullcontext() if is_alone else locked(entry):
-                if folder.is_dir():
-                    notify(f"{source.name}: continuing the factorisation in {folder}")
-                yield PanelsOnDisk(folder)
-                shutil.rmtree(folder)
+        with locked(entry):
+            if folder.is_dir():
+                notify(f"{source.name}: continuing the factorisation in {folder}")
+            yield PanelsOnDisk(folder)
+            shutil.rmtree(folder)
 
 
 def parse_rows(readout: str) -> int:

@@ -190,7 +190,7 @@ def _test(job: Job, folder: RunFolder, steps: FPTSteps, rows: Split) -> _TestSco
     job.model.fpt.eval()
     scored = steps.score(rows)
     # 1. Labels and predictions, both (rows, labels per row). A regression predicts standardised targets, which go back
-    # to the unit of the data; the labels are those of the data, because the way back would round them.
+    # to the unit of the data; the labels are read from the data, because converting back would round them.
     stored = job.prepared.split("test")
     index = job.rows["test"]
     y = stored.y[index].reshape(len(index), -1)

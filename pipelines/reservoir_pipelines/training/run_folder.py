@@ -158,7 +158,8 @@ class RunFolder:
         path = checkpoint_path(self.path / CHECKPOINTS, step)
         if not path.is_dir():
             raise InputError(
-                f"{path}: missing; a training that goes on replaces it", "run the command again"
+                f"{path}: missing; a training that goes on replaces it",
+                "run the command again, or train in another folder",
             )
         return read_checkpoint(path)
 
