@@ -113,27 +113,33 @@ class RidgeSystem:
 
         With ``targets``, a `Scorer` adds the offsets of real targets in float64.
         """
+        if not self.rotates_rows(alphas, rows):
+            return Scorer(self.path(alphas), targets)
+        return self._rotating_scorer(alphas, targets)
+
+    def rotates_rows(self, alphas: np.ndarray, rows: float) -> bool:
+        """Return whether a number of ``rows`` are scored faster by rotating them than by rotating solutions back."""
         # With A = Q T Q', scores are z W = (z Q) (T + alpha I)^-1 Q' b. With fewer rows than solutions, it takes
         # less time to rotate the rows z, once, than the solutions of all penalties.
-        has_samples = np.asarray(self.b.any(axis=0))  # (t,): a class without samples needs no solution
-        solutions = len(alphas) * has_samples.sum()
+        solutions = len(alphas) * self._has_samples.sum()
         # With one feature, or one penalty, there is nothing that a rotation would save.
         has_one_system = min(len(self.b), len(alphas)) == 1
         # A device solves each penalty by itself and rotates nothing.
         on_device = arithmetic().device is not None
-        if on_device or has_one_system or rows >= solutions:
-            return Scorer(self.path(alphas), targets)
-        return self._rotating_scorer(alphas, has_samples, targets)
+        return bool(rows < solutions and not has_one_system and not on_device)
 
-    def _rotating_scorer(
-        self, alphas: np.ndarray, has_samples: np.ndarray, targets: Targets | None
-    ) -> FoldScorer:
+    @property
+    def _has_samples(self) -> np.ndarray:
+        """Whether each target has a solution, (t,): a class without samples, whose ``b`` is 0, needs none."""
+        return np.asarray(self.b.any(axis=0))
+
+    def _rotating_scorer(self, alphas: np.ndarray, targets: Targets | None) -> FoldScorer:
         """Return a scorer that rotates rows z instead of solutions, for fewer rows than solutions.
 
         With A = Q T Q', the scores z Q (T + alpha I)^-1 Q' b are products of the rotated rows z Q with the solutions of
-        the tridiagonal systems, which are never rotated back. ``has_samples`` (t,) is False for classes without
-        samples, whose targets are 0 in ``b``.
+        the tridiagonal systems, which are never rotated back.
         """
+        has_samples = self._has_samples
         reduction = Reduction(self.matrix, self.b[:, has_samples])
         weights = reduction.solve(check_penalties(alphas)).transpose(1, 0, 2)  # (A, n, t)
         # Rotated rows are centred and scaled already.

@@ -8,6 +8,7 @@ the others.
 """
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -108,16 +109,38 @@ def sweep(
     *,
     training: TrainingData | None = None,
     feature_weights: np.ndarray | None = None,
+    valid_samples: float = math.inf,
 ) -> Sweep:
     """Fit a ridge readout for every penalty on train and choose one on valid; each is iterated once.
 
     ``training`` is what `gather` returns for train; with it, train is not iterated. ``feature_weights`` (w,) multiply
-    the standardised features.
+    the standardised features. ``valid_samples``, the size of valid if it is known, can make a sweep of many targets
+    faster.
     """
     if training is None:
         training = gather(train, targets)
-    path = ridge_path(training, alphas, feature_weights)
+    if isinstance(training, Moments):
+        scale = training.scale(feature_weights)
+        system = primal_system(training, scale)
+        if system.rotates_rows(alphas, valid_samples):
+            # The few samples of valid are scored without the solutions, of which only the best one is computed. With
+            # 1,000 targets, all solutions of 25 penalties took half the time of a fit.
+            tally = _tally(system.scorer(alphas, valid_samples, targets), valid, targets)
+            return Sweep(
+                DeferredPath(alphas, functools.partial(path_from_moments, training, scale=scale)), tally
+            )
+        path = system.path(alphas)
+    else:
+        path = ridge_path(training, alphas, feature_weights)
     return Sweep(path, score_path(path, valid, targets))
+
+
+def _tally(scorer: FoldScorer, blocks: Iterable[Block], targets: Targets) -> Tally:
+    """Return the tally of every penalty over blocks of features (m, w) and labels (m, outputs)."""
+    tally, all_penalties = Tally(targets), slice(None)
+    for x, y in blocks:
+        tally.update(scorer(x, all_penalties), y)
+    return tally
 
 
 def best_penalty_for_subset(

@@ -74,7 +74,8 @@ class RidgeSize:
         products = n * w**2 / 2 + n * w * (t + 1)
         if self.folds:
             return self.repeats * (products + self._fold_work(w))
-        path = self._solution_work(w) + w**2 * t * (1 + a)
+        # Either all solutions are rotated, or the rows that they score, whichever are fewer.
+        path = self._solution_work(w) + w**2 * (t + min(self.held_out, a * t))
         return products + path + self._score_work(self.held_out, w)
 
     @property

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,11 +94,13 @@ class RidgeFitter(PenaltyFitter):
         # wider grid is swept, too. Without folds, `stored_moments` returns a list of one.
         moments = stored_moments(source, targets, train)
         training = moments[0] if moments else gather(train, targets)
-        weights = source.feature_weights
+        sweep_of_source = partial(
+            sweep, feature_weights=source.feature_weights, valid_samples=len(source.labels("valid"))
+        )
 
         def sweep_of(alphas: np.ndarray) -> Sweep:
             """Fit penalties to train, and score them on valid."""
-            return sweep(train, valid, targets, alphas, training=training, feature_weights=weights)
+            return sweep_of_source(train, valid, targets, alphas, training=training)
 
         samples, width = len(source.labels("train")), source.width()
         if not self.tries_few_penalties(samples, width):
@@ -105,7 +108,7 @@ class RidgeFitter(PenaltyFitter):
 
         def sweep_of_drawn(drawn: Sequence[Block], alphas: np.ndarray) -> Sweep:
             """Fit penalties to some samples, drawn from train, and score them on valid."""
-            return sweep(drawn, valid, targets, alphas, feature_weights=weights)
+            return sweep_of_source(drawn, valid, targets, alphas)
 
         best_for_drawn = best_penalty_for_subset(train, sweep_of_drawn, self.alphas, samples=samples)
         return self._fit_around(source, sweep_of, best_for_drawn)
