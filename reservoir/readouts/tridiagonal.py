@@ -4,7 +4,8 @@ With A = Q T Q', Q orthogonal and T tridiagonal,
 
     (A + alpha I)^-1 b = Q (T + alpha I)^-1 Q' b
 
-takes linear time for each further penalty, in addition to the products with Q. On a GPU, half of a reduction would
+takes linear time for each further penalty, in addition to the products with Q. A large A has a band form instead
+(`reservoir.readouts.banded`). On a GPU, half of a reduction would
 wait for memory, while it factorises A + alpha I at full speed: there each penalty has a Cholesky factorisation.
 
 References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17, 134-145.
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, eigvalsh_tridiagonal, get_lapack_funcs
 
+from reservoir.readouts.banded import BAND_WORK, BandReduction
 from reservoir.readouts.products import LARGE_MATRIX, blas_threads, report_work
 
 _reduce, _reduce_work, _apply, _solve = get_lapack_funcs(
@@ -28,6 +30,11 @@ REDUCTION_WORK = 4 / 3
 # penalties as these, a factorisation for each takes less time than one reduction.
 FEW_PENALTIES = 4
 FACTORISATION_WORK = 1 / 6
+
+
+def reduction_work(size: int) -> float:
+    """Return the estimated multiplications of the reduction that `solve_penalties` chooses for ``size`` unknowns."""
+    return (BAND_WORK if size >= LARGE_MATRIX else REDUCTION_WORK) * size**3
 
 
 class Reduction:
@@ -101,15 +108,17 @@ def solve_penalties(matrix: Any, b: np.ndarray, alphas: np.ndarray) -> np.ndarra
     if n == 1:  # A is a number, which has no tridiagonal form
         return b / (matrix + alphas[:, None, None])
     # A few penalties need only a Cholesky factorisation each, if all are above the rounding error of the largest
-    # eigenvalue of A, which is no larger than the trace. Else A + alpha I may not be definite.
+    # eigenvalue of A, which is no larger than the trace. Else A + alpha I may not be definite, which only the
+    # tridiagonal form can tell.
     rounding = n * np.finfo(np.float64).eps * np.trace(matrix)
-    if len(alphas) <= FEW_PENALTIES and np.min(alphas) > rounding:
+    is_definite = bool(np.min(alphas) > rounding)
+    if len(alphas) <= FEW_PENALTIES and is_definite:
         # Only the last factorisation may overwrite A; the others have a copy, one at a time.
         solutions = [_solve_one(matrix.copy(), b, alpha) for alpha in alphas[:-1]]
         return np.stack([*solutions, _solve_one(matrix, b, alphas[-1])])
-    # x = Q (T + alpha I)^-1 Q' b: reduce A once, solve a tridiagonal system for each penalty, and
-    # rotate all solutions back together, which are (n, a, t).
-    reduction = Reduction(matrix, b)
+    # x = Q (T + alpha I)^-1 Q' b: reduce A once, solve a tridiagonal or banded system for each penalty, and rotate all
+    # solutions back together, which are (n, a, t).
+    reduction = BandReduction(matrix, b) if n >= LARGE_MATRIX and is_definite else Reduction(matrix, b)
     solved = reduction.solve(alphas)
     rotated = reduction.rotate_back(solved.reshape(n, -1))
     return rotated.reshape(solved.shape).transpose(1, 0, 2)

@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from reservoir.errors import InputError
-from reservoir.readouts import kernel_ridge
+from reservoir.readouts import banded, kernel_ridge, ridge, tridiagonal
 from reservoir.readouts.kernel_ridge import (
     KernelReadout,
     PanelsInMemory,
@@ -248,6 +248,60 @@ def test_small_matrices_are_multiplied_by_one_thread():
             assert threads() == 1
         with blas_threads(many=True):
             assert threads() == 2
+
+
+@pytest.mark.parametrize("size", [2, 7, 8, 9, 16, 17, 50])
+@pytest.mark.parametrize("kind", ["definite", "singular", "zeros"])
+def test_the_band_form_solves_the_systems_of_all_penalties(size, kind, monkeypatch):
+    monkeypatch.setattr(tridiagonal, "LARGE_MATRIX", 1)
+    monkeypatch.setattr(banded, "BANDWIDTH", 8)
+    monkeypatch.setattr(banded, "TILE", 5)
+    rng = np.random.default_rng(size)
+    z = rng.standard_normal((2 * size, size))
+    if kind == "singular":
+        z = z[: size // 2]
+    if kind == "zeros":  # as constant features have
+        z[:, ::3] = 0
+    matrix, b = z.T @ z, rng.standard_normal((size, 3))
+    expected = [np.linalg.solve(matrix + alpha * np.eye(size), b) for alpha in ALPHAS]
+    np.testing.assert_allclose(tridiagonal.solve_penalties(matrix, b, ALPHAS), expected, rtol=1e-9, atol=1e-10)
+
+
+def test_a_large_system_is_reduced_to_a_band_unless_a_penalty_could_vanish_in_rounding(monkeypatch):
+    monkeypatch.setattr(tridiagonal, "LARGE_MATRIX", 1)
+    reductions = []
+    for name in ("BandReduction", "Reduction"):
+        reduction = getattr(tridiagonal, name)
+        monkeypatch.setattr(tridiagonal, name, lambda *args, of=reduction: reductions.append(of.__name__) or of(*args))
+    z = np.random.default_rng(0).standard_normal((5, 9))
+    for smallest in (1e-3, 1e-30):
+        solutions = tridiagonal.solve_penalties(z.T @ z, np.ones((9, 1)), np.geomspace(smallest, 1, 6))
+        assert np.isfinite(solutions).all()
+    assert reductions == ["BandReduction", "Reduction"]
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+def test_few_validation_samples_of_many_targets_are_scored_as_many_are(classes, monkeypatch):
+    x, targets = features(90, 20, "offset"), Targets(8, classes)
+    rng = np.random.default_rng(1)
+    y = rng.integers(0, classes, (90, 8)) if classes else x[:, :8] + rng.standard_normal((90, 8))
+    train, valid = (x[:80].astype(np.float32), y[:80]), (x[80:].astype(np.float32), y[80:])
+    expected = sweep([train], [valid], targets, ALPHAS)
+    # Nothing but the chosen penalty may be solved in full.
+    monkeypatch.setattr(ridge.RidgeSystem, "path", _refusing_many_penalties(ridge.RidgeSystem.path))
+    rotated = sweep([train], [valid], targets, ALPHAS, valid_samples=10)
+    np.testing.assert_allclose(rotated.accuracy, expected.accuracy, rtol=1e-4)
+    np.testing.assert_allclose(rotated.loss, expected.loss, rtol=1e-4)
+    assert rotated.alpha == expected.alpha
+    np.testing.assert_allclose(rotated.readout().coef, expected.readout().coef, rtol=1e-8, atol=1e-10)
+
+
+def _refusing_many_penalties(path):
+    def of_one(system, alphas):
+        assert len(alphas) == 1
+        return path(system, alphas)
+
+    return of_one
 
 
 @pytest.mark.parametrize("few", [[1], [1, 4, 5]])

@@ -10,7 +10,7 @@ from reservoir.readouts.kernel_ridge import PANEL
 from reservoir.readouts.linear import SCORE_WORK
 from reservoir.readouts.products import listening
 from reservoir.readouts.sweep import CHOICE_SAMPLES
-from reservoir.readouts.tridiagonal import FACTORISATION_WORK, FEW_PENALTIES, REDUCTION_WORK
+from reservoir.readouts.tridiagonal import FACTORISATION_WORK, FEW_PENALTIES, reduction_work
 from reservoir_pipelines.fitting.candidates import Candidates
 from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.fitter import Choice, Fitter
@@ -96,7 +96,7 @@ class RidgeSize:
         # Each of a few promising penalties has a Cholesky factorisation; one reduction serves any number of penalties.
         if self.tries_few_penalties:
             return FEW_PENALTIES * FACTORISATION_WORK * size**3
-        return REDUCTION_WORK * size**3
+        return reduction_work(size)
 
     def _score_work(self, samples: int, width: int) -> float:
         """Return the multiplications of the scores of some samples, with ``width`` features, under all penalties."""
@@ -160,7 +160,7 @@ class KernelSize:
     def _choice_work(self, n: int) -> float:
         """Return the multiplications of the solutions of all penalties for ``n`` samples, and of their scores."""
         # The kernel is reduced to a tridiagonal matrix, which is solved for each penalty.
-        solutions = REDUCTION_WORK * n**3 + n**2 * self.targets * (1 + self.penalties)
+        solutions = reduction_work(n) + n**2 * self.targets * (1 + self.penalties)
         return n**2 * self.width + solutions + self._score_work(n, self.penalties)
 
     def _factor_work(self, n: int) -> float:

@@ -45,7 +45,7 @@ from reservoir_pipelines.fitting.source import (
 from reservoir_pipelines.output import meter
 
 # If a system has more equations, some samples tell which penalties are tried on all samples. All penalties of a grid
-# need a reduction of the system, which takes eight times as long as a factorisation for one of them.
+# need a reduction of the system, which takes five times as long as a factorisation for one of them.
 MANY_EQUATIONS = LARGE_MATRIX
 # Steps in the grid from a promising penalty to the next that is tried: scores change little between neighbours.
 PENALTY_STEP = 2
