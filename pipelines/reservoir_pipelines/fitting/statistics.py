@@ -235,21 +235,26 @@ def summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
     A channel without values has zeros.
     """
-    # Padding and missing values become NaN, which the statistics leave out.
+    # Padding and missing values count nowhere: they add 0 to sums, and are no minimum or maximum. NumPy's functions for
+    # NaN do the same, but copy the values each time; they took a tenth of a fit of 54,000 pictures.
     is_present = _is_token(x, lengths)[:, :, None] & np.isfinite(x)
-    values = np.where(is_present, x.astype(np.float64), np.nan)
-    time = np.where(is_present, np.arange(x.shape[1])[:, None], np.nan)
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a channel may have no values
-        mean = np.nanmean(values, axis=1)
-        deviation = np.nanstd(values, axis=1)
-        low, high = np.nanmin(values, axis=1), np.nanmax(values, axis=1)
-        time -= np.nanmean(time, axis=1, keepdims=True)
+    count = np.maximum(
+        is_present.sum(axis=1), 1
+    )  # (rows, channels); 1 for a channel without values, whose sums are 0
+    values = np.where(is_present, x.astype(np.float64), 0.0)
+    mean = values.sum(axis=1) / count
+    centred = np.where(is_present, values - mean[:, None], 0.0)
+    deviation = np.sqrt(np.square(centred).sum(axis=1) / count)
+    low = np.min(values, axis=1, where=is_present, initial=np.inf)
+    high = np.max(values, axis=1, where=is_present, initial=-np.inf)
     # The slope of the least-squares line through the values of a channel. With a single value, both sums are 0.
-    products = np.nansum(time * (values - mean[:, None]), axis=1)
-    squares = np.nansum(np.square(time), axis=1)
-    slope = products / np.where(squares > 0, squares, 1)
-    statistics = [mean, deviation, low, high, slope]
-    return np.nan_to_num(np.concatenate(statistics, axis=1)).astype(np.float32)
+    time = np.where(is_present, np.arange(x.shape[1], dtype=np.float64)[:, None], 0.0)
+    time = np.where(is_present, time - (time.sum(axis=1) / count)[:, None], 0.0)
+    squares = np.square(time).sum(axis=1)
+    slope = (time * centred).sum(axis=1) / np.where(squares > 0, squares, 1)
+    has_values = is_present.any(axis=1)
+    statistics = [mean, deviation, np.where(has_values, low, 0), np.where(has_values, high, 0), slope]
+    return np.concatenate(statistics, axis=1).astype(np.float32)
 
 
 def rolling(x: np.ndarray, lengths: np.ndarray, widths: Iterable[int]) -> np.ndarray:
