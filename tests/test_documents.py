@@ -22,7 +22,7 @@ import torch
 
 import reservoir
 from tests.conftest import write_mnist
-from tests.processes import Child
+from tests.helpers import Child
 from tests.reservoir.models import save_with_processor, save_with_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]

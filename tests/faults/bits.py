@@ -15,8 +15,8 @@ from reservoir_pipelines.training.checkpoints import OPTIMIZER, TRAINED, read_te
 from reservoir_pipelines.training.run_folder import Checkpoint, RunFolder
 
 from reservoir.errors import InputError
-from tests.checks import flip
 from tests.faults.rounds import Count
+from tests.helpers import flip
 
 FOUND = "found"
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks import contents
-from tests.processes import Child
+from tests.helpers import Child, contents
 
 PROCESSES = """
 import importlib

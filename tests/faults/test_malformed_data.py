@@ -24,8 +24,8 @@ from reservoir_pipelines.preparation.sources import open_source
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Text
 from reservoir.tasks.images import read_pickle
-from tests.checks import outcome
 from tests.faults.fuzz import read_all
+from tests.helpers import outcome
 from tests.tasks import samples
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"

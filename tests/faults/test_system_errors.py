@@ -19,7 +19,7 @@ from reservoir_pipelines.output import as_json, meter, notify, print_json, print
 from reservoir_pipelines.preparation import prepare as preparation
 from reservoir_pipelines.tables import ResultTable, numbers, print_shown, texts
 
-from tests.processes import COMMAND, Child
+from tests.helpers import COMMAND, Child
 
 TINY = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70"
 

@@ -14,7 +14,7 @@ from reservoir_pipelines.prediction.load import open_readout
 
 from reservoir.errors import InputError
 from reservoir.inputs.chat_template import ChatTemplate
-from tests.checks import outcome
+from tests.helpers import outcome
 from tests.reservoir.models import WORDS, save_with_chat_template, save_with_tokenizer
 
 

@@ -26,7 +26,7 @@ from reservoir.inputs.native import SoundReader
 from reservoir.plan.precision import BLOCK_ROWS
 from reservoir.tasks.pictures import decoded
 from reservoir.tasks.words import texts_of
-from tests.checks import contents
+from tests.helpers import contents
 from tests.reservoir.models import (
     WORDS,
     save,

@@ -15,7 +15,7 @@ from sklearn.metrics import r2_score
 
 from reservoir.readouts.evaluation import accuracy_interval, r2_interval
 from reservoir.readouts.paired import mcnemar
-from tests.checks import outcome
+from tests.helpers import outcome
 
 EMBEDDED = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random"}
 

@@ -19,8 +19,7 @@ from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Text
 from reservoir.pretraining.language_model import LanguageModel, LanguageSteps
 from reservoir.training.trainer import DivergedError
-from tests.checks import assert_same_bits
-from tests.processes import Child
+from tests.helpers import Child, assert_same_bits
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"
 PLAIN = {"device": "cpu", "compute": "float32"}

@@ -35,7 +35,7 @@ from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir.readouts.evaluation import accuracy_interval
 from tests.faults.fuzz import OTHER_TYPES, paths, removed, replaced, toml, value_at
-from tests.processes import Child
+from tests.helpers import Child
 
 pytestmark = pytest.mark.usefixtures("few_bits")
 SMALL = """

@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 
 from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.tasks.task import Scaling, Task, Vectors
-from tests.checks import outcome
+from tests.helpers import outcome
 
 LINEAR_CLASSIFIERS = [
     linear_model.LogisticRegression(),

@@ -16,7 +16,7 @@ from reservoir.column import Column
 from reservoir.readouts.ridge import ridge_by_definition
 from reservoir.tasks.bits import BitMemory
 from reservoir.tasks.task import Task, Vectors
-from tests.checks import outcome
+from tests.helpers import outcome
 from tests.reservoir.models import MODELS, WIDTH, make_fpt, save, save_as_gguf
 from tests.reservoir.test_generic import save as save_generic
 
