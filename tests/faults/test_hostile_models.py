@@ -17,7 +17,7 @@ from reservoir.inputs.native import open_reader
 from reservoir.inputs.text_reader import read_tokenizer
 from reservoir.tasks import task_named
 from reservoir.tasks.words import codes_of
-from tests.faults.fuzz import mutated
+from tests.faults.damage import mutated
 from tests.helpers import outcome
 from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer
 

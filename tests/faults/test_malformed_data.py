@@ -24,7 +24,7 @@ from reservoir_pipelines.preparation.sources import open_source
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Text
 from reservoir.tasks.images import read_pickle
-from tests.faults.fuzz import read_all
+from tests.faults.damage import read_all
 from tests.helpers import outcome
 from tests.tasks import samples
 
