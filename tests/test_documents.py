@@ -22,7 +22,7 @@ import torch
 
 import reservoir
 from tests.conftest import write_mnist
-from tests.processes import Child
+from tests.helpers import Child
 from tests.reservoir.models import save_with_processor, save_with_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,7 +72,7 @@ SMALLER_DATA = {
 def test_commands_and_programs_run(page, narrow_mini, short_streams, places, one_cache, tmp_path, monkeypatch, capsys):
     from reservoir_pipelines.cli import run
 
-    if page.name == "audio.md":
+    if page.name == "images-and-sounds.md":
         pytest.importorskip("soundfile")
     exports = not torch.__version__.startswith("2.6.")
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ from reservoir_pipelines.cluster import compute_on_cluster
 from reservoir_pipelines.output import notify
 
 PAYS_OFF = 5.0
-"""Seconds of work below which starting processes takes longer than it saves (``benchmarks/prepare.py``)."""
+"""Seconds of work below which starting processes takes longer than it saves (``benchmarks/host.py prepare``)."""
 
 
 def map_pieces(

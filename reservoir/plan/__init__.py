@@ -15,5 +15,5 @@
 The steps and learning rates of `train` and `pretrain` are in `rates.py`.
 
 The defaults were tuned on six sets of series (``benchmarks/series.py``) and on generated symbols
-(``benchmarks/symbols.py``). Named tasks follow the paper.
+(``benchmarks/defaults.py``). Named tasks follow the paper.
 """

@@ -36,7 +36,7 @@ from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import process_identity
 
 from tests.cache.conftest import write_block
-from tests.checks import flip
+from tests.helpers import flip
 
 
 def test_entries_are_listed_and_broken_folders_reported(tmp_path, toy):

@@ -33,7 +33,7 @@ from reservoir_cache import (
 )
 
 from tests.cache.conftest import write_block
-from tests.checks import flip
+from tests.helpers import flip
 
 SECRET = "k3y/with@slash"
 

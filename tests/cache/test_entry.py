@@ -23,7 +23,7 @@ from reservoir_cache import (
 from reservoir_cache.entry import page_of
 
 from tests.cache.conftest import write_block
-from tests.checks import flip
+from tests.helpers import flip
 
 
 def test_the_folder_is_named_by_the_key_and_an_existing_entry_keeps_its_layout(tmp_path, toy):

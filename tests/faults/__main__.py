@@ -30,7 +30,7 @@ from pathlib import Path
 
 import torch
 
-from tests.faults import bits, fuzz, kills, power_loss
+from tests.faults import damage, kills, power_loss
 from tests.faults.power_stages import CACHE, EXTRACT, PIPELINES, fitted, run_train
 from tests.faults.rounds import Count
 
@@ -49,11 +49,11 @@ def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iter
         root.mkdir()
         fitted(root)
         run_train(root, 2)
-        yield from bits.flip_some(root, size["bits"], 9)
+        yield from damage.flip_some(root, size["bits"], 9)
     if "power" in parts:
         yield from power_loss.replay([*CACHE, *PIPELINES], folder / "power", size["crashes"])
     if "inputs" in parts:
-        yield from fuzz.fuzz(fuzz.readers(folder), size["inputs"], 11)
+        yield from damage.fuzz(damage.readers(folder), size["inputs"], 11)
     if not {"kills", "together", "machine"} & {*parts}:
         return
     BLOCK_ROWS["cpu"] = 16  # many blocks give many moments at which a fault can occur

@@ -35,7 +35,7 @@ from reservoir_pipelines.training.run_folder import RunFolder
 
 from reservoir import InputError
 from tests.cache.conftest import fill, make_entry
-from tests.checks import contents
+from tests.helpers import contents
 
 COLUMN = "final/last"
 

@@ -15,7 +15,7 @@ from tests.faults import kills
 from tests.faults.power_loss import replay
 from tests.faults.power_stages import CACHE, EXTRACT, PIPELINES
 from tests.faults.rounds import Count
-from tests.processes import Child
+from tests.helpers import Child
 
 CAMPAIGN = "import sys; from tests.faults.__main__ import main; sys.exit(main())"
 

@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoTokenizer
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
 from reservoir.pooling import find_pooling
-from tests.processes import COMMAND, Child
+from tests.helpers import COMMAND, Child
 from tests.reservoir.models import save_with_tokenizer
 
 WIDTH, BOS = 6, 1

@@ -16,7 +16,7 @@ from reservoir_pipelines.prediction.explain import explain_rows
 from reservoir_pipelines.prediction.export import Export, build
 
 from reservoir import InputError
-from tests.processes import COMMAND, Child
+from tests.helpers import COMMAND, Child
 from tests.reservoir.models import WORDS, save_with_processor, save_with_tokenizer
 
 ROWS, LONGEST, DIM = 60, 24, 2

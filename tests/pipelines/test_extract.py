@@ -36,7 +36,7 @@ from reservoir.options import ExtractOptions, ReservoirOptions
 from reservoir.plan.precision import BATCH_TOKENS, BLOCK_ROWS
 from reservoir.plan.windows import resolve_model
 from reservoir.tasks import task_named
-from tests.checks import contents, flip
+from tests.helpers import contents, flip
 from tests.reservoir.models import save_with_extractor
 
 

@@ -27,7 +27,7 @@ from reservoir_pipelines.extraction import entries, extractor, sharing
 from reservoir import InputError
 from reservoir.options import ExtractOptions
 from reservoir.plan.precision import BLOCK_ROWS
-from tests.checks import contents
+from tests.helpers import contents
 from tests.reservoir.models import save_with_chat_template, save_with_tokenizer
 from tests.tasks.samples import write_csv
 

@@ -40,7 +40,7 @@ from reservoir.readouts.penalties import LOGISTIC_ALPHAS
 from reservoir.readouts.products import Arithmetic, StoredFeatures, products_on
 from reservoir.readouts.sweep import sweep
 from reservoir.tasks.task import Task
-from tests.checks import outcome
+from tests.helpers import outcome
 
 # each column alone, chosen on the validation split and fitted to train
 PLAIN = {"alphas": "1e-1:1e4:6", "select": "valid", "columns": "block01/last,block01/mean,final/last,final/mean"}

@@ -25,7 +25,7 @@ from reservoir.plan import precision as defaults
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Vectors
 from reservoir.training import captured
-from tests.checks import contents
+from tests.helpers import contents
 from tests.pipelines.test_native import write_sounds, write_texts
 from tests.reservoir.models import (
     KINDS,

@@ -20,7 +20,7 @@ from reservoir_pipelines.preparation.sources import open_source
 from reservoir import InputError
 from reservoir.column import Column
 from reservoir.readouts.evaluation import accuracy_interval
-from tests.checks import contents, flip
+from tests.helpers import contents, flip
 from tests.tasks.samples import assert_refused
 
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}

@@ -23,8 +23,8 @@ from reservoir_pipelines.workers import map_pieces
 
 from reservoir.errors import InputError
 from reservoir.tasks import TASKS, task_named
-from tests.checks import contents, outcome
-from tests.faults.fuzz import OTHER_TYPES, paths, removed, replaced, value_at
+from tests.faults.damage import OTHER_TYPES, paths, removed, replaced, value_at
+from tests.helpers import contents, outcome
 from tests.tasks import samples
 
 

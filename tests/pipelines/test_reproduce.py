@@ -34,8 +34,8 @@ from reservoir.devices import choose_device
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir.readouts.evaluation import accuracy_interval
-from tests.faults.fuzz import OTHER_TYPES, paths, removed, replaced, toml, value_at
-from tests.processes import Child
+from tests.faults.damage import OTHER_TYPES, paths, removed, replaced, toml, value_at
+from tests.helpers import Child
 
 pytestmark = pytest.mark.usefixtures("few_bits")
 SMALL = """

@@ -19,8 +19,7 @@ from reservoir_pipelines.training.run_folder import RunFolder, read_checkpoint, 
 from reservoir.errors import InputError
 from reservoir.training import trainer
 from reservoir.training.trainer import DivergedError
-from tests.checks import flip
-from tests.processes import pair
+from tests.helpers import flip, pair
 
 STAGE = import_module("reservoir_pipelines.training.train")
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"

@@ -22,7 +22,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from reservoir import InputError
 from reservoir.options import ExtractOptions, OwnDataOptions
-from tests.checks import contents
+from tests.helpers import contents
 from tests.reservoir.models import save
 
 PARTS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##do", "##ing", "cat", "##s", "dog", "do", "é", "a"]

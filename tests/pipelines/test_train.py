@@ -22,8 +22,7 @@ from sklearn import metrics
 from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.training import trainer
-from tests.checks import assert_same_bits
-from tests.processes import Child, pair
+from tests.helpers import Child, assert_same_bits, pair
 from tests.reservoir.models import make_fpt
 
 SMALL = "gpt2:n_layer=2,n_embd=32,n_head=4,n_positions=16,initializer_range=0.1"

@@ -7,16 +7,23 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
-from reservoir.backbones import describe_weights, find, load_backbone, weights_digest
+from reservoir.backbone_names import SHIPPED
+from reservoir.backbones import choose_init, describe_weights, find, load_backbone, weights_digest
 from reservoir.backbones.tied import orthonormal_rows
 from reservoir.backbones.weights import draw_parameters
 from reservoir.column import Column
+from reservoir.errors import InputError
+from reservoir.options import ReservoirOptions
+from reservoir.plan.windows import resolve_model
 from reservoir.readouts.ridge import ridge_by_definition
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.bits import BitMemory
 from reservoir.tasks.task import Task, Vectors
-from tests.checks import outcome
+from tests.helpers import outcome
 from tests.reservoir.models import MODELS, WIDTH, make_fpt, save, save_as_gguf
 from tests.reservoir.test_generic import save as save_generic
 
@@ -460,3 +467,65 @@ def test_tied_attention_recalls_bits_that_random_attention_does_not():
     """Copying the visible bits and guessing the others gives 75%, by the majority of the three strings 87.5%."""
     assert share_of_bits("tied") > 0.94
     assert share_of_bits("random") < 0.83
+
+
+# The model that comes with the package.
+
+
+MINI = SHIPPED["mini"]
+
+
+@pytest.fixture
+def decoy(tmp_path, monkeypatch, tiny_gpt2):
+    """Change to a folder that contains another model in a folder called mini."""
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(tiny_gpt2, tmp_path / "mini")
+
+
+def test_the_weights_of_mini_are_float16_in_at_most_12_megabytes():
+    assert (MINI / "model.safetensors").stat().st_size <= 12e6
+    with safe_open(MINI / "model.safetensors", "np") as file:
+        dtypes = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    assert dtypes == {"F16"}
+
+
+def test_mini_has_the_configuration_and_tokenizer_of_its_name():
+    kept, named = (find(name)[1] for name in (str(MINI), "mini"))
+    settings = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size", "activation_function", "initializer_range")
+    for setting in settings:
+        assert getattr(kept, setting) == getattr(named, setting), setting
+    tokenizer, text = AutoTokenizer.from_pretrained(MINI), " Reservoir – ein Speicher .\n"
+    assert tokenizer(text)["input_ids"] == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+
+
+def test_mini_is_loaded_from_the_package_in_float32_from_any_folder(decoy):
+    stored = load_file(MINI / "model.safetensors")
+    loaded = dict(load_backbone("mini", "pretrained").model.named_parameters())
+    assert len(loaded) == 6 * 12 + 3  # all tensors except the token embeddings
+    for name, parameter in loaded.items():
+        assert parameter.dtype == torch.float32
+        assert torch.equal(parameter, stored[f"transformer.{name}"].float()), name
+
+
+def test_mini_has_three_inits_and_other_shapes_only_random_weights():
+    inits = {weights_digest(load_backbone("mini", init)) for init in ("pretrained", "random", "statistics")}
+    assert len(inits) == 3
+    altered = "mini:n_layer=2"
+    assert choose_init(altered, None) == "random" and load_backbone(altered).depth == 2
+    with pytest.raises(InputError, match="nobody has published weights for it; use --init random"):
+        load_backbone(altered, "pretrained")
+
+
+def choose(**options):
+    return resolve_model(ReservoirOptions(**options))
+
+
+def test_mini_is_the_default_backbone(decoy):
+    assert choose() == Reservoir(backbone="mini", init="pretrained")
+    for init in ("random", "statistics"):
+        assert choose(init=init) == Reservoir(backbone="mini", init=init)
+    assert choose(backbone="gpt2") == Reservoir(backbone="gpt2", init="pretrained")
+    # A folder called mini is used only if the name is written as a path.
+    assert choose(backbone="mini").backbone == "mini"
+    assert choose(backbone="./mini").backbone == choose(init="mini").backbone == str(decoy)

@@ -24,7 +24,7 @@ from reservoir.training import captured
 from reservoir.training.captured import CapturedSteps, capture_on_gpu
 from reservoir.training.rows import TrainingBatch, raw_batch, read_ahead
 from reservoir.training.trainer import ArrivingValues, DivergedError, Processes, Trainer
-from tests.checks import assert_same_bits
+from tests.helpers import assert_same_bits
 
 CPU = torch.device("cpu")
 MODEL = {

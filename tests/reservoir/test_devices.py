@@ -30,7 +30,7 @@ from reservoir.hidden_states import HiddenStates
 from reservoir.plan.budget import KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.pooling import find_pooling
 from reservoir.tasks.task import Task, Vectors
-from tests.checks import contents, outcome
+from tests.helpers import contents, outcome
 from tests.reservoir.models import make_fpt, save
 
 SETTINGS = {"limit": 120, "compute": "float32", "layers": "embed,final", "pool": "quantiles3,shares5,min,max,last,std"}

@@ -23,7 +23,7 @@ from reservoir.options import PRECISIONS
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.patches import patches
 from reservoir.tasks.task import Task, Vectors
-from tests.checks import outcome
+from tests.helpers import outcome
 from tests.reservoir.models import make_fpt
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))

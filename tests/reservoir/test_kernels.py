@@ -22,7 +22,7 @@ from reservoir.tasks import task_named
 from reservoir.tasks.listops import SYMBOLS
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
-from tests.checks import contents
+from tests.helpers import contents
 from tests.pipelines.test_export import can_export, expected, read
 
 SERIES = Windows(patch=9, dilations=(1, 2, 4), pad="same", normalise="differences")

@@ -17,7 +17,7 @@ from reservoir.plan.windows import resolve_model
 from reservoir.tasks.marked_texts import MarkedText, parse_marks, with_span
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import codes_of
-from tests.checks import outcome
+from tests.helpers import outcome
 from tests.reservoir.models import (
     CHAT_TEMPLATE,
     hidden_states,

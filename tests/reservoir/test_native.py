@@ -23,7 +23,7 @@ from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
 from reservoir.tasks.patches import patches
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.words import codes_of
-from tests.checks import outcome
+from tests.helpers import outcome
 from tests.reservoir.models import (
     MODELS,
     PIXELS,

@@ -26,7 +26,7 @@ from reservoir.plan.windows import resolve_model
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
-from tests.checks import outcome
+from tests.helpers import outcome
 
 SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
 SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)

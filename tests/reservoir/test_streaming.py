@@ -18,8 +18,7 @@ from reservoir.loaded_model import load_model
 from reservoir.options import PRECISIONS
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Vectors
-from tests.checks import contents
-from tests.processes import Child
+from tests.helpers import Child, contents
 from tests.reservoir.models import MODELS, save
 
 TASK = Task(name="streamed", form=Vectors(4), max_tokens=12, classes=2)

@@ -20,7 +20,7 @@ from scipy.io import wavfile
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks import Vectors
-from tests.checks import outcome
+from tests.helpers import outcome
 from tests.tasks.samples import assert_refused, read_new, read_splits
 from tests.tasks.samples import write_csv as table
 

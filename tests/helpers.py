@@ -1,7 +1,4 @@
-"""Run commands in processes forked from one that has imported their modules, so that they need not import them again.
-
-Tests of imports, of the end of a process, or of environment variables that are read on import need `subprocess`.
-"""
+"""Helpers of many tests: comparisons of files and tensors, programs in forked processes, and streams of a GPU."""
 
 from __future__ import annotations
 
@@ -10,8 +7,47 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reservoir.errors import InputError
+
+
+def contents(folder: Path, pattern: str = "*") -> dict[str, bytes]:
+    """Return the bytes of every file below a folder by its path in it."""
+    files = (path for path in sorted(folder.rglob(pattern)) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    """Flip one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def assert_same_bits(first, second):
+    """Assert that two runs have equal tensors under equal names."""
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert tensor.equal(second[name]), name
+
+
+def outcome(action: Callable[..., object], *arguments: object, **options: object) -> str:
+    """Return the one line of an `InputError`, or "" after success."""
+    try:
+        action(*arguments, **options)
+    except InputError as error:
+        assert "\n" not in str(error) and str(error)
+        return str(error)
+    return ""
+
+
+# Commands run in processes forked from one that has imported their modules, so that they need not import them again.
+# Tests of imports, of the end of a process, or of environment variables that are read on import need `subprocess`.
+
 
 COMMAND = "import sys; from reservoir_pipelines.cli import run; sys.exit(run(sys.argv[1:]))"
 IMPORTED = ["torch", "safetensors.torch", "sklearn.datasets", "sklearn.linear_model", "matplotlib.backends.backend_agg"]
@@ -76,3 +112,39 @@ def _run(program: str, arguments: list[str], environment: Mapping[str, str], fol
     os.chdir(folder)
     sys.argv = ["-c", *arguments]
     exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
+
+
+# Streams and events that behave as those of a GPU, on the CPU.
+
+
+class Stream(TorchDispatchMode):
+    """A stream of a GPU that makes its copies as late as it may: when an event after them is waited for."""
+
+    def __init__(self, device=None):
+        super().__init__()
+        self.work = []
+
+    def wait_event(self, event):
+        self.work.append(event.synchronize)
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if function._schema.name != "aten::copy_":
+            return function(*arguments, **(options or {}))
+        self.work.append(lambda: function(*arguments, **(options or {})))
+        return arguments[0]
+
+
+class Event:
+    """An event of such a stream."""
+
+    def __init__(self, blocking=False):
+        self.stream, self.place = None, 0
+
+    def record(self, stream):
+        self.stream, self.place = stream, len(stream.work)
+
+    def synchronize(self):
+        assert self.stream is not None, "an event was waited for that was never recorded"
+        for number in range(self.place):
+            self.stream.work[number]()
+            self.stream.work[number] = lambda: None
