@@ -19,10 +19,10 @@ import numpy as np
 from h5py import h5l  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
-from reservoir_cache.checksums import crc32_of, joined_crc32
 from reservoir_cache.entry import Column, check_column_name
 from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf5 import open_hdf5
+from reservoir_cache.paths import crc32_of, joined_crc32
 
 STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
 """Data type on disk by the specification's ``store``; NumPy has no bfloat16, so its bits are stored."""
