@@ -265,7 +265,7 @@ def test_hdf5_files_are_opened_for_reading_in_one_place():
         for path in folder.rglob("*.py")
         if "h5py.File(" in path.read_text().replace('h5py.File(image, "w")', "")
     ]
-    assert sorted(places) == ["cache/reservoir_cache/hdf5.py"]
+    assert sorted(places) == ["cache/reservoir_cache/shard.py"]
 
 
 def test_nothing_unpickles():
