@@ -20,7 +20,7 @@ from reservoir.options import (
     ShapeOptions,
     TrainOptions,
 )
-from reservoir.plan.rates import BIT_MEMORY_RATE, PRETRAIN_STEPS
+from reservoir.plan import BIT_MEMORY_RATE, PRETRAIN_STEPS
 from reservoir.pretraining.corpora import HELD_OUT, corpus_named
 from reservoir.pretraining.language_model import LanguageModel, LanguageSteps, choose_recipe
 from reservoir.records import from_json
