@@ -5,8 +5,8 @@
 | decision | file |
 |---|---|
 | the kind of data, decided once, and how the model sees the task | `basis.py` |
-| the backbone: random kernels, and how many, or a transformer | `backbone.py` |
-| the model and its windows, or its own input | `windows.py` |
+| the backbone: random kernels, and how many, or a transformer | `model.py` |
+| the model and its windows, or its own input | `model.py` |
 | layers and poolings | `columns.py` |
 | fewer of them for more rows | `budget.py` |
 | device and precision, rows of a block and of a batch | `precision.py` |

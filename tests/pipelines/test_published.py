@@ -17,7 +17,7 @@ from reservoir.backbones import choose_init, find, load_backbone, weights_digest
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
 from reservoir.paper.lstm import LSTMCell, redraw_first_states
-from reservoir.plan.windows import resolve_model
+from reservoir.plan.model import resolve_model
 from reservoir.reservoir import Reservoir
 from reservoir.tasks import task_named, variant_of
 

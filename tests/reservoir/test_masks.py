@@ -13,7 +13,7 @@ from reservoir.inputs import chat_template
 from reservoir.inputs.chat_template import ChatTemplate
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.options import ReservoirOptions
-from reservoir.plan.windows import resolve_model
+from reservoir.plan.model import resolve_model
 from reservoir.tasks.marked_texts import MarkedText, parse_marks, with_span
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.words import codes_of

@@ -17,8 +17,8 @@ from reservoir.inputs import media_readers, text_reader
 from reservoir.inputs.text_reader import read_tokenizer
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.options import ExtractOptions, ReservoirOptions
+from reservoir.plan.model import resolve_model
 from reservoir.plan.resolved import resolve
-from reservoir.plan.windows import resolve_model
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
 from reservoir.tasks.patches import patches
 from reservoir.tasks.task import Task, Tokens, Vectors

@@ -21,8 +21,8 @@ from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, Task
 from reservoir.plan.basis import kind_of
 from reservoir.plan.budget import FEWER_KERNEL_POOLINGS, KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.plan.candidates import default_columns, default_folds, readout_candidates
+from reservoir.plan.model import resolve_model
 from reservoir.plan.resolved import resolve
-from reservoir.plan.windows import resolve_model
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
