@@ -22,8 +22,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.random import generator
 from reservoir.records import check_arrays
-from reservoir.tasks.patches import MARGIN
-from reservoir.tasks.picture_windows import Picture
+from reservoir.tasks.pictures import MARGIN, Picture
 
 # Windows for the mean and the whitening matrix: two thousand for each of a hundred values, as for 6 x 6 pixels in
 # colour, so that a covariance is known to 2%.

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from reservoir.errors import InputError
 from reservoir.inputs.patch_units import PatchUnits
-from reservoir.tasks.patches import MARGIN
-from reservoir.tasks.picture_windows import Picture
+from reservoir.tasks.pictures import MARGIN, Picture
 
 
 class PatchConvolution(nn.Module):

@@ -18,8 +18,7 @@ from reservoir.inputs.picture_patches import PatchConvolution
 from reservoir.options import GAIN
 from reservoir.random import generator
 from reservoir.reservoir import Reservoir
-from reservoir.tasks.patches import contrast_normalised, whitening
-from reservoir.tasks.picture_windows import Picture
+from reservoir.tasks.pictures import Picture, contrast_normalised, whitening
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 

@@ -33,8 +33,7 @@ from reservoir.readouts import kernel_ridge
 from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.reservoir import Reservoir
 from reservoir.tasks import task_named
-from reservoir.tasks.patches import patches
-from reservoir.tasks.picture_windows import Picture
+from reservoir.tasks.pictures import Picture, patches
 
 RNG = np.random.default_rng(0)
 PHOTOGRAPHS = RNG.normal(size=(30, 12, 12, 3)).cumsum(axis=1).cumsum(axis=2).astype(np.float32)

@@ -20,7 +20,7 @@ from reservoir.options import ExtractOptions, ReservoirOptions
 from reservoir.plan.model import resolve_model
 from reservoir.plan.resolved import resolve
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
-from reservoir.tasks.patches import patches
+from reservoir.tasks.pictures import patches
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.words import codes_of
 from tests.checks import outcome

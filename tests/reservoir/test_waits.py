@@ -29,7 +29,7 @@ from reservoir.pooling import POOLINGS as ALL_POOLINGS
 from reservoir.pooling import find_pooling
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.marked_texts import with_span
-from reservoir.tasks.picture_windows import Picture
+from reservoir.tasks.pictures import Picture
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.words import codes_of
 from reservoir.training.rows import TrainingBatch

@@ -17,7 +17,7 @@ from reservoir.pooling import find_pooling
 from reservoir.reservoir import Reservoir
 from reservoir.tasks import task_named
 from reservoir.tasks.images import grey, read_pickle
-from reservoir.tasks.patches import LEVELS, augmented, patches, whitened_windows, whitening
+from reservoir.tasks.pictures import LEVELS, augmented, patches, whitened_windows, whitening
 from reservoir.tasks.rows import held_out
 from tests.tasks import samples
 

@@ -15,7 +15,7 @@ from reservoir.tasks import Tokens, check_split, task_named
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images import Cifar10, Cifar10Lra
 from reservoir.tasks.listops import CLOSE, DIGIT, OPERATOR, SYMBOLS, ListOps, evaluate, parse, random_expressions
-from reservoir.tasks.patches import augmented
+from reservoir.tasks.pictures import augmented
 from reservoir.tasks.proteins import LETTERS, PARTS
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, held_out, row_hash, stratified
 from reservoir.tasks.source import FRESH_ROWS, fresh_rows
