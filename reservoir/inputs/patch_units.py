@@ -10,7 +10,7 @@ division, is linear, so that a unit is one matrix row, which reads windows as th
     response = gain * w'z = gain * (a'u - a'm),   a = P w
 
 Half of the units read a smaller window in the middle of the window, because patterns have several sizes. Their
-responses are computed in `picture_patches.py`, with torch, which a readout that only stores units does not need.
+responses are computed in `convolutions.py`, with torch, which a readout that only stores units does not need.
 """
 
 import math

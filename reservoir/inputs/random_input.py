@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from reservoir.backbones.backbone import Backbone
 from reservoir.errors import InputError
+from reservoir.inputs.convolutions import KernelConvolution, PatchConvolution
 from reservoir.inputs.counter import BracketCounter, Brackets
-from reservoir.inputs.kernels import KernelConvolution
 from reservoir.inputs.patch_units import PatchUnits
-from reservoir.inputs.picture_patches import PatchConvolution
 from reservoir.options import GAIN
 from reservoir.random import generator
 from reservoir.reservoir import Reservoir

@@ -24,8 +24,8 @@ from sklearn.datasets import load_digits
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
 from reservoir.input_poolings import THRESHOLD
+from reservoir.inputs.convolutions import PatchConvolution
 from reservoir.inputs.patch_units import draw_units, framed, mirrored_places
-from reservoir.inputs.picture_patches import PatchConvolution
 from reservoir.loaded_model import load_model
 from reservoir.options import ExtractOptions, FitOptions, RowOptions
 from reservoir.pooling import find_pooling
