@@ -34,8 +34,8 @@ class LinformerConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # `reservoir.backbones.names` checks the numbers in the `Shape` of every family: depth, width and tokens. These
-        # two are not in it, and it knows the number of heads only by the names that transformers uses.
+        # `reservoir.backbones.registry` checks the numbers in the `Shape` of every family: depth, width and tokens.
+        # These two are not in it, and it knows the number of heads only by the names that transformers uses.
         for name in ("heads", "rank"):
             if getattr(self, name) < 1:
                 raise InputError(
