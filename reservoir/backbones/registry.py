@@ -24,7 +24,8 @@ from reservoir.backbones.gguf_file import gguf_package, read_gguf_config
 from reservoir.backbones.quantised import check_method, quantisation_of
 from reservoir.errors import InputError, as_input_error
 
-REGISTERING = ("reservoir.paper.families",)  # modules of this package that call `register`
+# Modules of this package that call `register`.
+REGISTERING = ("reservoir.paper.lstm", "reservoir.paper.linformer", "reservoir.paper.cnn")
 
 # The families that are known, by name. `register` adds others.
 _families: dict[str, Family] = {

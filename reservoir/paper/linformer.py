@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones import gpt2
 from reservoir.backbones.family import Config, Family, FolderLoader, Shape, draw_normal
+from reservoir.backbones.registry import register
 from reservoir.errors import InputError
 
 
@@ -137,3 +138,4 @@ LINFORMER = Family(
     final_norm="ln_f",
     feedforward=("mlp",),
 )
+register(LINFORMER)

@@ -24,7 +24,7 @@ from reservoir.backbones.backbone import trained_counts
 from reservoir.backbones.family import Config, Family, FolderLoader, Shape, run_unmasked
 from reservoir.backbones.registry import find
 from reservoir.errors import InputError
-from reservoir.paper.families import paper_counts
+from reservoir.paper import paper_counts
 from reservoir.tasks.task import Task, Tokens, Vectors
 from tests.reservoir.models import MODELS, PIXELS, SOUNDS, WIDTH, make_fpt, save
 
