@@ -19,7 +19,7 @@ from reservoir.inputs.text_reader import TextReader, has_tokenizer, read_tokeniz
 from reservoir.reservoir import Reservoir
 from reservoir.tasks import shows_images
 from reservoir.tasks.task import Task, holds_samples
-from reservoir.tasks.words import UNKNOWN, are_words
+from reservoir.tasks.texts import UNKNOWN, are_words
 
 Reader = TextReader | PixelReader | SoundReader  # converts stored rows of a task to the tokens of a model
 

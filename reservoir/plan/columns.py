@@ -29,7 +29,7 @@ from reservoir.plan.budget import (
 )
 from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings, find_pooling, widths_within
 from reservoir.tasks.task import Task, Tokens, holds_samples
-from reservoir.tasks.words import are_words
+from reservoir.tasks.texts import are_words
 
 if TYPE_CHECKING:
     from reservoir.inputs.native import Reader

@@ -16,7 +16,7 @@ from reservoir.backbones import content_digest, find, load_backbone, load_native
 from reservoir.inputs.native import open_reader
 from reservoir.inputs.text_reader import read_tokenizer
 from reservoir.tasks import task_named
-from reservoir.tasks.words import codes_of
+from reservoir.tasks.texts import codes_of
 from tests.checks import outcome
 from tests.faults.fuzz import mutated
 from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer

@@ -228,7 +228,7 @@ def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):
 
 
 def task_texts(path, split, **asked):
-    from reservoir.tasks.words import texts_of
+    from reservoir.tasks.texts import texts_of
 
     source = open_source(str(path), **asked)
     part = source.read(source.pieces()[0])[split]

@@ -25,7 +25,7 @@ from reservoir.fpt import FPT
 from reservoir.inputs.native import SoundReader
 from reservoir.plan.precision import BLOCK_ROWS
 from reservoir.tasks.pictures import decoded
-from reservoir.tasks.words import texts_of
+from reservoir.tasks.texts import texts_of
 from tests.checks import contents
 from tests.reservoir.models import (
     WORDS,

@@ -22,7 +22,7 @@ from reservoir.plan.resolved import resolve
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
 from reservoir.tasks.pictures import patches
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.words import codes_of
+from reservoir.tasks.texts import codes_of
 from tests.checks import outcome
 from tests.reservoir.models import (
     MODELS,

@@ -10,7 +10,7 @@ from reservoir_pipelines.preparation.sources import open_source
 
 from reservoir.options import OwnDataOptions
 from reservoir.tasks import Vectors
-from reservoir.tasks.words import texts_of
+from reservoir.tasks.texts import texts_of
 from tests.tasks.samples import assert_refused, read_new
 
 NAMES = ["neg", "pos"]

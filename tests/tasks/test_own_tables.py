@@ -17,7 +17,7 @@ from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.tasks import Task, Tokens, Vectors
-from reservoir.tasks.words import texts_of, to_symbols
+from reservoir.tasks.texts import texts_of, to_symbols
 from tests.checks import outcome
 from tests.tasks.samples import assert_refused, read_new, read_splits
 
