@@ -469,7 +469,7 @@ def test_a_quarter_gigabyte_of_nuls_and_two_encodings_in_one_file(tmp_path, refu
             "from reservoir_pipelines.data.hdf5 import read; read(str(path), None)",
             False,
         ),  # reads the file in a child process
-        ("from reservoir_pipelines.data.feature_arrays import open_arrays; open_arrays(path, s)['x'][:]", False),
+        ("from reservoir_pipelines.extraction.feature_files import open_arrays; open_arrays(path, s)['x'][:]", False),
     ],
 )
 def test_no_library_is_loaded_for_a_filter_that_a_file_names(tmp_path, code, opened):
