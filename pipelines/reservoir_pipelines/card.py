@@ -44,7 +44,7 @@ def card(
         parameter_count,
         trained_counts,
     )
-    from reservoir_pipelines.preparation.sources import open_source
+    from reservoir_pipelines.preparation.prepare import open_source
 
     # The backbone, and the task whose parameters are counted, which the backbone must be able to read.
     random_inits = variant_of(source.given, name).random_inits

@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 from reservoir_cache import CacheError, reader
 from reservoir_pipelines.data import hdf5
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 
 from reservoir.errors import InputError
 from tests.faults.rounds import Count

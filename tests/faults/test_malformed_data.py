@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Text

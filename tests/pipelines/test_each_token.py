@@ -10,7 +10,7 @@ from reservoir_pipelines.cli import run
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 

@@ -15,7 +15,7 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.folds import assign_folds, draw_folds
 from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, groups_of_splits
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 
 from reservoir import InputError
 from reservoir.column import Column

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 from reservoir_pipelines.data.formats import open_rows
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 
 from reservoir.options import OwnDataOptions
 from reservoir.tasks import Vectors

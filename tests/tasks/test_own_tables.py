@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from reservoir_pipelines import ReservoirClassifier
 from reservoir_pipelines.data.values import encode
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 from scipy.io import wavfile
 
 from reservoir.errors import InputError
