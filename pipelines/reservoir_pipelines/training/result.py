@@ -18,9 +18,9 @@ from reservoir_pipelines.fitting.predictions_csv import (
     LabelledRows,
     Predicted,
     ReadoutPredictions,
+    row_units,
     write_predictions,
 )
-from reservoir_pipelines.fitting.row_units import row_units
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.training.checkpoints import TrainedSteps
 from reservoir_pipelines.training.job import Job
