@@ -7,8 +7,7 @@
 | the kind of data, decided once, and how the model sees the task | `basis.py` |
 | the backbone: random kernels, and how many, or a transformer | `model.py` |
 | the model and its windows, or its own input | `model.py` |
-| layers and poolings | `columns.py` |
-| fewer of them for more rows | `budget.py` |
+| layers and poolings, and fewer of them for more rows | `columns.py` |
 | device and precision, rows of a block and of a batch | `precision.py` |
 | the columns that a fit tries, and its folds | `candidates.py` |
 

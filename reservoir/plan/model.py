@@ -19,15 +19,15 @@ from reservoir.inputs.native import native_obstacle, suits
 from reservoir.option_fields import as_group
 from reservoir.options import KERNEL_GAIN, UNIT_GAIN, ExtractOptions, ModelOptions, ReservoirOptions
 from reservoir.plan.basis import PLAIN, SERIES_KERNEL, SYMBOL_KERNEL, DataView
-from reservoir.plan.budget import (
+from reservoir.plan.columns import (
     INPUT_LAYER,
     KERNEL_POOLINGS,
     MAX_KERNEL_BYTES,
     MAX_KERNEL_ROWS,
     Budget,
     ColumnSet,
+    split_names,
 )
-from reservoir.plan.columns import split_names
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir
 from reservoir.tasks import variant_of
 from reservoir.tasks.task import Task, Tokens, Vectors

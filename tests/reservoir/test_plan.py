@@ -19,8 +19,8 @@ from reservoir.devices import choose_compute
 from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
 from reservoir.plan.basis import kind_of
-from reservoir.plan.budget import FEWER_KERNEL_POOLINGS, KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.plan.candidates import default_columns, default_folds, readout_candidates
+from reservoir.plan.columns import FEWER_KERNEL_POOLINGS, KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.plan.model import resolve_model
 from reservoir.plan.resolved import resolve
 from reservoir.pooling import check_poolings

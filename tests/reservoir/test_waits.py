@@ -24,7 +24,7 @@ from reservoir.inputs.patch_units import draw_units
 from reservoir.inputs.text_tokens import TokenPart
 from reservoir.loaded_model import load_model
 from reservoir.options import PRECISIONS, TrainOptions
-from reservoir.plan.budget import KERNEL_POOLINGS, VALUE_POOLINGS
+from reservoir.plan.columns import KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.pooling import POOLINGS as ALL_POOLINGS
 from reservoir.pooling import find_pooling
 from reservoir.reservoir import Reservoir
