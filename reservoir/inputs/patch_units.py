@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.file_checks import check_arrays
 from reservoir.random import generator
-from reservoir.records import check_arrays
 from reservoir.tasks.pictures import MARGIN, Picture
 
 # Windows for the mean and the whitening matrix: two thousand for each of a hundred values, as for 6 x 6 pixels in

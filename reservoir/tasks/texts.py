@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.size_limits import check_padding
+from reservoir.file_checks import check_padding
 
 UNKNOWN = "\ufffd"  # comes first in every alphabet, for the letters that no training row has
 GAPS = " \t\n\r"  # the white space between words; others, such as a no-break space, may be part of a word

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.size_limits import check_padding
+from reservoir.file_checks import check_padding
 from reservoir.tasks.pictures import SIDE
 from reservoir.tasks.texts import UNKNOWN, codes_of, text_lengths
 

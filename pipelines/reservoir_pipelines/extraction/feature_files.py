@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from reservoir_cache import read_regular
 
 from reservoir.errors import InputError
-from reservoir.size_limits import check_expansion
+from reservoir.file_checks import check_expansion
 from reservoir_pipelines.data.npz import read_arrays
 from reservoir_pipelines.data.table import import_pyarrow, read_arrow
 
