@@ -14,7 +14,7 @@ from reservoir.backbone_names import DEFAULT_BACKBONE, KERNELS, SHIPPED, full_na
 from reservoir.backbones import choose_init
 from reservoir.backbones.kernels import GROUP_SIZE
 from reservoir.errors import InputError
-from reservoir.inputs.counter import Brackets
+from reservoir.inputs.input_layers import Brackets
 from reservoir.inputs.native import native_obstacle, suits
 from reservoir.option_fields import as_group
 from reservoir.options import KERNEL_GAIN, UNIT_GAIN, ExtractOptions, ModelOptions, ReservoirOptions

@@ -11,7 +11,7 @@ from reservoir_pipelines.data.values import encode
 
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
-from reservoir.inputs.random_input import edges
+from reservoir.inputs.input_layers import edges
 from reservoir.loaded_model import load_model
 from reservoir.pooling import find_pooling
 from reservoir.reservoir import Reservoir
