@@ -39,8 +39,8 @@ from reservoir.batches import padded_lengths, to_tokens, token_batches
 from reservoir.column import Column
 from reservoir.loaded_model import load_model
 from reservoir.options import ReservoirOptions
+from reservoir.plan.model import resolve_model
 from reservoir.plan.precision import BATCH_TOKENS, BLOCK_ROWS
-from reservoir.plan.windows import resolve_model
 from reservoir.tasks import task_named
 from reservoir.tasks.task import Task
 

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from reservoir.backbones import load_backbone
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.tied import head_maps
-from reservoir.inputs.random_input import InputLayer, draw_layer
+from reservoir.inputs.input_layers import InputLayer, draw_layer
 from reservoir.tasks.bits import BitMemory
 from reservoir.tasks.windows import Windows
 

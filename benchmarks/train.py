@@ -41,12 +41,11 @@ from reservoir.cuda_graphs import WARM_UP
 from reservoir.devices import choose_training_compute, compile_blocks, compile_safely
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.options import TrainOptions
-from reservoir.plan.rates import TRAIN_RATE
+from reservoir.plan import TRAIN_RATE
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
-from reservoir.training.captured import capture_on_gpu
 from reservoir.training.rows import StoredRows, TrainingRows, raw_batch
-from reservoir.training.steps import FPTSteps
+from reservoir.training.steps import FPTSteps, capture_on_gpu
 from reservoir.training.trainable import make_trainable
 from reservoir.training.trainer import Processes, Trainer
 

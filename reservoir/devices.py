@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.errors import InputError, as_input_error
+from reservoir.machine import faster_precision, free_memory
 from reservoir.private_torch import compiled_code_folder
-from reservoir.processor import faster_precision
-from reservoir.size_limits import free_memory
 
 MODEL_SHARE = 0.8
 """Share of the free memory that a model may fill; hidden states and features need the rest."""

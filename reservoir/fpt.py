@@ -9,9 +9,8 @@ from reservoir import devices
 from reservoir.backbones import Backbone
 from reservoir.column import Column
 from reservoir.hidden_states import HiddenStates, RealTokens
-from reservoir.inputs.counter import BracketCounter
+from reservoir.inputs.input_layers import BracketCounter, InputLayer, NoInputLayer
 from reservoir.inputs.native import NativeInput
-from reservoir.inputs.random_input import InputLayer, NoInputLayer
 from reservoir.options import GAIN
 from reservoir.pooling import Last, Pooling, find_pooling
 from reservoir.random import generator

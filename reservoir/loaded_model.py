@@ -16,11 +16,10 @@ from reservoir.cuda_graphs import RepeatedBatches
 from reservoir.devices import choose_compute, choose_device, memory_limit
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
-from reservoir.inputs.kernels import KernelConvolution
+from reservoir.inputs.convolutions import KernelConvolution, PatchConvolution
+from reservoir.inputs.input_layers import NoInputLayer, draw_inputs
 from reservoir.inputs.native import Reader, open_native, open_reader
 from reservoir.inputs.patch_units import PatchUnits
-from reservoir.inputs.picture_patches import PatchConvolution
-from reservoir.inputs.random_input import NoInputLayer, draw_inputs
 from reservoir.inputs.text_reader import TextReader
 from reservoir.options import ReservoirOptions
 from reservoir.reservoir import Reservoir

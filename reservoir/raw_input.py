@@ -7,8 +7,8 @@ import numpy as np
 from reservoir.pooling import Pooling, find_pooling
 from reservoir.tasks.pictures import as_patches
 from reservoir.tasks.task import Scaling, Task, Tokens
+from reservoir.tasks.texts import are_words, to_symbols
 from reservoir.tasks.windows import Windows
-from reservoir.tasks.words import are_words, to_symbols
 
 MAX_VALUES = 2**22  # values, such as one-hot letters, that are computed at a time: 16 MB of float32
 MAX_WIDTH = 6144  # wider inputs are pooled, because a sweep's time grows with the cube

@@ -9,7 +9,7 @@ import numpy as np
 from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.errors import InputError
 from reservoir.options import GAIN, ReservoirOptions
-from reservoir.tasks.picture_windows import Picture, PictureWindows
+from reservoir.tasks.pictures import Picture, PictureWindows
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 

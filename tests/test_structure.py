@@ -192,7 +192,7 @@ COUNTED_AS_IN_THE_PAPER = {"reservoir_pipelines.commands.stage_commands", "reser
 def test_the_paper_and_its_protocol_stay_in_its_rooms():
     imports = imports_of_modules()
     inside = {name for name in imports if name == "reservoir.paper" or name.startswith("reservoir.paper.")}
-    assert len(inside) > 5
+    assert len(inside) > 4
     users = {name for name, targets in imports.items() if targets & inside}
     assert users - inside <= COUNTED_AS_IN_THE_PAPER
     # Outside, only the option names the protocol.
@@ -265,7 +265,7 @@ def test_hdf5_files_are_opened_for_reading_in_one_place():
         for path in folder.rglob("*.py")
         if "h5py.File(" in path.read_text().replace('h5py.File(image, "w")', "")
     ]
-    assert sorted(places) == ["cache/reservoir_cache/hdf5.py"]
+    assert sorted(places) == ["cache/reservoir_cache/shard.py"]
 
 
 def test_nothing_unpickles():

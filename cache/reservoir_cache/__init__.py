@@ -47,9 +47,8 @@ from reservoir_cache.spec import (
 if TYPE_CHECKING:
     from reservoir_cache.copying import Copied, copy_from, copy_to
     from reservoir_cache.derived import load_arrays, load_input, move_input, save_arrays, save_input
-    from reservoir_cache.hdf5 import open_hdf5
     from reservoir_cache.reader import FeatureRows, FeatureStore, SplitFeatures
-    from reservoir_cache.shard import STORED_DTYPE, Encoded, encode, new_file
+    from reservoir_cache.shard import STORED_DTYPE, Encoded, encode, new_file, open_hdf5
     from reservoir_cache.verification import repair, verify
     from reservoir_cache.writer import Arrays, ShardWriter, write_targets
 
@@ -121,7 +120,7 @@ __all__ = [
 
 # Modules that are imported when a name in them is first used, because h5py would slow down the
 # command line's start.
-_LATER = ("derived", "hdf5", "reader", "shard", "verification", "writer", "copying")
+_LATER = ("derived", "reader", "shard", "verification", "writer", "copying")
 
 
 def __getattr__(name: str) -> Any:

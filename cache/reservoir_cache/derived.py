@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from reservoir_cache.entry import MANIFEST_FILE, Entry
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.paths import fault
 from reservoir_cache.publish import publish, publish_json, read_json
-from reservoir_cache.shard import UNREADABLE, dataset_names, file_content, read_array
+from reservoir_cache.shard import UNREADABLE, dataset_names, file_content, open_hdf5, read_array
 from reservoir_cache.spec import INPUT, MOMENTS, canonical_json, check_name
 
 

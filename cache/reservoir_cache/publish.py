@@ -18,9 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.checksums import crc32_of
 from reservoir_cache.errors import CacheError
-from reservoir_cache.paths import READ_BYTES, read_regular
+from reservoir_cache.paths import READ_BYTES, crc32_of, read_regular
 
 # .<final name>.<number>.<host>-<process number>-<8 random digits>.tmp, as `_temporary_path` makes it
 _TEMPORARY = re.compile(r"\..+\.[0-9]+\.(?P<host>[A-Za-z0-9-]+)-(?P<process>[0-9]+)-[0-9a-f]{8}\.tmp")

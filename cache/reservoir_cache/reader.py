@@ -12,7 +12,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from reservoir_cache.entry import MANIFEST_FILE, Entry, Shard, TargetFile, has_listed_size
 from reservoir_cache.errors import CacheError, repair_command
-from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import mark_used
 from reservoir_cache.paths import file_crc32
 from reservoir_cache.shard import (
@@ -26,6 +25,7 @@ from reservoir_cache.shard import (
     find_columns,
     ids_of_numbers,
     is_stored,
+    open_hdf5,
     read_array,
     read_column,
 )

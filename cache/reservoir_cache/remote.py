@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from reservoir_cache.checksums import crc32_of
 from reservoir_cache.errors import CacheError
-from reservoir_cache.paths import READ_BYTES, refuse_links
+from reservoir_cache.paths import READ_BYTES, crc32_of, refuse_links
 from reservoir_cache.spec import NAME_FORM
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""Shards: HDF5 files with some columns of one block of rows. FORMAT.md has the layout and, in "Encoding", equations."""
+"""Shards: HDF5 files with some columns of one block of rows. FORMAT.md has the layout and, in "Encoding", equations.
+
+`open_hdf5` opens every HDF5 file that this project reads, other people's files too.
+"""
 
 import io
 import math
@@ -16,13 +19,12 @@ from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
-from h5py import h5l  # pyright: ignore[reportAttributeAccessIssue]
+from h5py import h5l, h5pl  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
-from reservoir_cache.checksums import crc32_of, joined_crc32
 from reservoir_cache.entry import Column, check_column_name
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf5 import open_hdf5
+from reservoir_cache.paths import crc32_of, joined_crc32
 
 STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
 """Data type on disk by the specification's ``store``; NumPy has no bfloat16, so its bits are stored."""
@@ -102,6 +104,19 @@ class Extent:
             os.pread(file.fileno(), row_bytes, self.position + int(row) * row_bytes) for row in rows
         ]
         return np.frombuffer(b"".join(contents), self.dtype).reshape(len(rows), *self.shape[1:])
+
+
+def open_hdf5(path: Path) -> h5py.File:
+    """Open a file for reading, without HDF5's own lock, and without loading filters from this process's plugin folders.
+
+    A file names the filters of its values by number. HDF5 looks for a filter that it does not have in the
+    folders of ``HDF5_PLUGIN_PATH``, and runs the libraries that it finds there. Filters that the process has
+    registered itself still work.
+    """
+    # The list of plugin folders is cleared each time, because other code may have added to it.
+    for _ in range(h5pl.size()):
+        h5pl.remove(0)
+    return h5py.File(path, "r", locking=False)
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from reservoir_cache.entry import (
     page_of,
 )
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import publish, sync
 from reservoir_cache.shard import (
@@ -32,6 +31,7 @@ from reservoir_cache.shard import (
     encode,
     file_content,
     numbers_of_ids,
+    open_hdf5,
     read_array,
     shard_content,
 )

@@ -9,7 +9,7 @@ import numpy as np
 from reservoir_cache import path_below
 
 from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOptions
-from reservoir.plan.windows import resolve_model
+from reservoir.plan.model import resolve_model
 from reservoir.tasks import variant_of
 from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import as_json
@@ -44,7 +44,7 @@ def card(
         parameter_count,
         trained_counts,
     )
-    from reservoir_pipelines.preparation.sources import open_source
+    from reservoir_pipelines.preparation.prepare import open_source
 
     # The backbone, and the task whose parameters are counted, which the backbone must be able to read.
     random_inits = variant_of(source.given, name).random_inits

@@ -164,7 +164,7 @@ def check_names(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None
         from reservoir.tasks import TASKS
         from reservoir_pipelines.data.formats import source_files
         from reservoir_pipelines.data.hub import is_hub
-        from reservoir_pipelines.preparation.sources import open_source
+        from reservoir_pipelines.preparation.prepare import open_source
 
         open_source(task)  # raises InputError for an unknown name
         if task not in TASKS and not is_hub(task):

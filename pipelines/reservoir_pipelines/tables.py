@@ -172,8 +172,8 @@ class FitScores:
     @classmethod
     def from_summary(cls, values: dict[str, Any], title: str) -> FitScores:
         """Return the scores in the summary of a fit, the JSON values of `Fit.to_dict`."""
+        from reservoir.file_checks import from_json
         from reservoir.readouts.evaluation import Evaluation
-        from reservoir.records import from_json
         from reservoir_pipelines.fitting.results import CurvePoint, LayerScore, OperatingPoint, Result
 
         return cls(

@@ -18,10 +18,10 @@ from reservoir_cache import Entry, untracked
 
 from reservoir.column import Column, Columns, names_of
 from reservoir.errors import InputError
+from reservoir.file_checks import from_json
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir.readouts.paired import Difference
-from reservoir.records import from_json
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.fit import ScoredFit, fit_and_score

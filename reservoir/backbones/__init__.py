@@ -8,13 +8,13 @@
   `generic_checks.py`: tests of such models when they are loaded.
 * `esn.py`: echo state networks.
 * `kernels.py`: random kernels alone, without blocks.
-* `registry.py`: these families, those of `reservoir.paper`, and those of other packages.
+* `registry.py`: these families, those of `reservoir.paper`, and those of other packages; it finds a
+  backbone by its name.
 """
 
 from reservoir.backbones.backbone import Backbone, attention_maps
 from reservoir.backbones.family import GROUPS
-from reservoir.backbones.names import choose_init, find, find_shape
-from reservoir.backbones.registry import families, register
+from reservoir.backbones.registry import choose_init, families, find, find_shape, register
 from reservoir.backbones.weights import (
     content_digest,
     describe_weights,

@@ -1,7 +1,7 @@
 """Random kernels alone: a family without blocks, whose only layer is its input layer.
 
 For series, the blocks of a frozen transformer add little to the responses of random kernels, and take most of the
-time. `reservoir.inputs.kernels` computes the responses.
+time. `reservoir.inputs.convolutions` computes the responses.
 """
 
 from dataclasses import dataclass

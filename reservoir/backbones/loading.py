@@ -27,8 +27,8 @@ from reservoir.backbones.gguf_file import (
     tensors_by_name,
 )
 from reservoir.backbones.gguf_file import RULE as GGUF_RULE
-from reservoir.backbones.names import find, may_have_weights, usable_configuration
 from reservoir.backbones.quantised import expanded, quantisation_of, rule_of
+from reservoir.backbones.registry import find, may_have_weights, usable_configuration
 from reservoir.backbones.stored import (
     WEIGHTS,
     StoredTensor,

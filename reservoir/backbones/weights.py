@@ -17,7 +17,7 @@ from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, SkipInitialisation, draw_normal
 from reservoir.backbones.generic_checks import check_backbone, check_native
 from reservoir.backbones.loading import Pretrained, check_memory, load_pretrained
-from reservoir.backbones.names import find, usable_configuration
+from reservoir.backbones.registry import find, usable_configuration
 from reservoir.backbones.tied import check_tied, tie_queries_and_keys
 from reservoir.errors import InputError
 from reservoir.random import generator

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir.tasks.marked_texts import SPAN_END, SPAN_START, MarkedText, parse_marks
+from reservoir.tasks.texts import SPAN_END, SPAN_START, MarkedText, parse_marks
 
 MAX_TEMPLATE = 2**20  # letters of a template; the longest published ones have about 20,000
 CHATS = 256  # chats of a request, which shares a limit of time

@@ -15,8 +15,7 @@ from torch.nn.functional import linear
 from reservoir.errors import InputError, as_input_error
 from reservoir.inputs.text_reader import check_class
 from reservoir.tasks import images_of
-from reservoir.tasks.patches import patches
-from reservoir.tasks.pictures import check_pillow
+from reservoir.tasks.pictures import check_pillow, patches
 from reservoir.tasks.task import SOUND_RATE, Task, Vectors
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from reservoir.backbone_names import SHIPPED
 from reservoir.backbones import Backbone, content_digest, find, load_native
 from reservoir.backbones.generic import count_image_tokens, part_settings
-from reservoir.backbones.names import pretrained_files
+from reservoir.backbones.registry import pretrained_files
 from reservoir.backbones.vector_model import FrontEnd
 from reservoir.errors import InputError
 from reservoir.inputs.media_readers import PatchInput, PixelReader, SoundReader, read_processor
@@ -19,7 +19,7 @@ from reservoir.inputs.text_reader import TextReader, has_tokenizer, read_tokeniz
 from reservoir.reservoir import Reservoir
 from reservoir.tasks import shows_images
 from reservoir.tasks.task import Task, holds_samples
-from reservoir.tasks.words import UNKNOWN, are_words
+from reservoir.tasks.texts import UNKNOWN, are_words
 
 Reader = TextReader | PixelReader | SoundReader  # converts stored rows of a task to the tokens of a model
 

@@ -10,7 +10,7 @@ division, is linear, so that a unit is one matrix row, which reads windows as th
     response = gain * w'z = gain * (a'u - a'm),   a = P w
 
 Half of the units read a smaller window in the middle of the window, because patterns have several sizes. Their
-responses are computed in `picture_patches.py`, with torch, which a readout that only stores units does not need.
+responses are computed in `convolutions.py`, with torch, which a readout that only stores units does not need.
 """
 
 import math
@@ -20,10 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.file_checks import check_arrays
 from reservoir.random import generator
-from reservoir.records import check_arrays
-from reservoir.tasks.patches import MARGIN
-from reservoir.tasks.picture_windows import Picture
+from reservoir.tasks.pictures import MARGIN, Picture
 
 # Windows for the mean and the whitening matrix: two thousand for each of a hundred values, as for 6 x 6 pixels in
 # colour, so that a covariance is known to 2%.

@@ -18,9 +18,8 @@ from reservoir.backbone_names import SHIPPED, gguf_path
 from reservoir.errors import InputError, as_input_error
 from reservoir.inputs.chat_template import ChatTemplate
 from reservoir.inputs.token_masks import MaskMaker, TokenRows
-from reservoir.tasks.marked_texts import MarkedText, parse_marks
 from reservoir.tasks.task import Task, Tokens
-from reservoir.tasks.words import shown, texts_of
+from reservoir.tasks.texts import MarkedText, parse_marks, shown, texts_of
 
 DEFAULT_MAX_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
 MAX_TOKEN_ID = 2**24  # upper bound for token IDs; no vocabulary is larger

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from reservoir.inputs.text_reader import TextReader
-from reservoir.tasks.words import is_in_word, texts_of, word_starts
+from reservoir.tasks.texts import is_in_word, texts_of, word_starts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.marked_texts import MarkedText
+from reservoir.tasks.texts import MarkedText
 
 Offsets = Sequence[tuple[int, int]]
 """The first letter of each token in the text, and the letter after its last; equal for added special tokens."""

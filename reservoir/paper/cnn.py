@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from reservoir.backbones.family import Config, Family, FolderLoader, Shape, run_unmasked
+from reservoir.backbones.registry import register
 from reservoir.errors import InputError
 
 
@@ -75,3 +76,4 @@ CNN = Family(
     scheme="normal with standard deviation sqrt(2 / (kernel x width))",
     final_norm="norm",
 )
+register(CNN)

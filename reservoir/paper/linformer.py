@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones import gpt2
 from reservoir.backbones.family import Config, Family, FolderLoader, Shape, draw_normal
+from reservoir.backbones.registry import register
 from reservoir.errors import InputError
 
 
@@ -34,8 +35,8 @@ class LinformerConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # `reservoir.backbones.names` checks the numbers in the `Shape` of every family: depth, width and tokens. These
-        # two are not in it, and it knows the number of heads only by the names that transformers uses.
+        # `reservoir.backbones.registry` checks the numbers in the `Shape` of every family: depth, width and tokens.
+        # These two are not in it, and it knows the number of heads only by the names that transformers uses.
         for name in ("heads", "rank"):
             if getattr(self, name) < 1:
                 raise InputError(
@@ -137,3 +138,4 @@ LINFORMER = Family(
     final_norm="ln_f",
     feedforward=("mlp",),
 )
+register(LINFORMER)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from reservoir import devices
 from reservoir.backbones.family import Config, Family, FolderLoader, Shape, run_unmasked
+from reservoir.backbones.registry import register
 from reservoir.errors import InputError
 
 POSITION_DEVIATION = 0.02  # standard deviation of the initial positions, that of GPT-2
@@ -193,3 +194,4 @@ LSTM = Family(
     scheme="uniform within ±width^-1/2, for norms of n channels within ±n^-1/2; first states normal",
     allows_bfloat16=False,
 )
+register(LSTM)

@@ -8,7 +8,7 @@ from reservoir.column import RAW, ROLLING, Column, Columns
 from reservoir.errors import InputError
 from reservoir.options import FitOptions
 from reservoir.plan.basis import DataView, Kind
-from reservoir.plan.budget import (
+from reservoir.plan.columns import (
     FEWER_KERNEL_POOLINGS,
     FEWER_POOLINGS,
     INPUT_NAME,
@@ -20,8 +20,9 @@ from reservoir.plan.budget import (
     VALUE_POOLINGS,
     Names,
     by_segment,
+    default_layers,
+    split_names,
 )
-from reservoir.plan.columns import default_layers, split_names
 from reservoir.pooling import Pooling, find_pooling
 from reservoir.tasks.task import Task, Vectors
 

@@ -11,12 +11,11 @@ from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.column import Column, Columns, joined_name
 from reservoir.inputs.native import Reader
 from reservoir.options import ExtractOptions
-from reservoir.plan.backbone import choose_backbone
 from reservoir.plan.basis import GIVEN, DataView, ModelView, reasons_of
 from reservoir.plan.candidates import choose_candidates
 from reservoir.plan.columns import choose_columns
+from reservoir.plan.model import choose_backbone, choose_model
 from reservoir.plan.precision import check_compilation, choose_blocks, choose_precision
-from reservoir.plan.windows import choose_model
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
+from reservoir.file_checks import FREE_BYTES, MAX_EXPANSION, check_expansion
 from reservoir.random import generator
-from reservoir.size_limits import FREE_BYTES, MAX_EXPANSION, check_expansion
 from reservoir.tasks.task import SPLITS
 
 HELD_OUT = ("valid", "test")

@@ -16,7 +16,7 @@ from reservoir.backbones.weights import draw_parameters
 from reservoir.devices import compile_safely
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import PretrainOptions
-from reservoir.plan.rates import PRETRAIN_RATE, PRETRAIN_STEPS
+from reservoir.plan import PRETRAIN_RATE, PRETRAIN_STEPS
 from reservoir.pretraining.corpora import Corpus, HeldOut
 
 CAUSAL = ("gpt2", "llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from reservoir.file_checks import fits, from_json
 from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout
-from reservoir.records import fits, from_json
 
 # With fewer rows or groups, no sign flip can reach p < .05: the smallest p-value of five is 2 / 2**5.
 MIN_UNITS = 6

@@ -23,10 +23,10 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.linalg import cholesky, solve_triangular
 
+from reservoir.file_checks import check_arrays, from_json
 from reservoir.readouts.linear import Block, Targets, check_width
 from reservoir.readouts.moments import check_finite, deviation, inverse
 from reservoir.readouts.products import arithmetic, blas_threads, report_work
-from reservoir.records import check_arrays, from_json
 
 MAX_ROWS = 60_000  # the factor of more rows takes more than 15 GB
 PANEL = 2048  # columns of a panel: a panel of 50,000 rows takes 0.8 GB, and products run at full speed

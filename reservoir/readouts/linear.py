@@ -8,9 +8,9 @@ import numpy as np
 from scipy.special import expit, softmax
 
 from reservoir.errors import InputError
+from reservoir.file_checks import check_arrays, fits, from_json
 from reservoir.readouts.directions import ReadColumn, gradient
 from reservoir.readouts.products import arithmetic, report_work
-from reservoir.records import check_arrays, fits, from_json
 
 Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs)
 FoldBlock = tuple[np.ndarray, ...]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.tasks.patches import LEVELS, MARGIN, augmented, joined, patches, whitened_windows
+from reservoir.tasks.pictures import LEVELS, MARGIN, augmented, joined, patches, whitened_windows
 from reservoir.tasks.rows import SHARES, held_out, stratified
 from reservoir.tasks.source import Piece, Source, classes_of, find_file, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.records import fits, from_json
+from reservoir.file_checks import fits, from_json
 
 SPLITS = ("train", "valid", "test")
 SIZES = ("max_tokens", "classes", "readout_tokens", "outputs", "pictures")

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import reservoir_cache
-from reservoir_cache import FORMAT, Spec, checksums, publish, save_arrays, save_input
+from reservoir_cache import FORMAT, Spec, paths, publish, save_arrays, save_input
 from reservoir_cache.shard import OPTIONAL_TARGETS, TARGET_RANKS, Encoded, file_content, shard_content
 from reservoir_cache.spec import BackboneSpec, DataSpec, InitSpec, InputSpec, canonical_json
 
@@ -222,10 +222,10 @@ def test_a_file_of_any_size_is_compared_with_what_was_written(tmp_path, size):
 def test_checksums_are_those_of_zlib_with_and_without_isal(size):
     content = np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
     start = zlib.crc32(b"start")
-    assert checksums.crc32_of(memoryview(content), start) == zlib.crc32(content, start)
-    assert checksums.joined_crc32(start, zlib.crc32(content), size) == zlib.crc32(b"start" + content)
+    assert paths.crc32_of(memoryview(content), start) == zlib.crc32(content, start)
+    assert paths.joined_crc32(start, zlib.crc32(content), size) == zlib.crc32(b"start" + content)
     isal_zlib = pytest.importorskip("isal.isal_zlib")
-    assert checksums.crc32_of is isal_zlib.crc32
+    assert paths.crc32_of is isal_zlib.crc32
 
 
 def test_a_file_in_pieces_has_the_bytes_that_h5py_writes():

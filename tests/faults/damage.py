@@ -22,8 +22,8 @@ import numpy as np
 from reservoir_cache import CacheError, Entry, FeatureStore, load_arrays, reader, save_arrays
 from reservoir_pipelines.data import hdf5
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.preparation.prepare import open_source
 from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.preparation.sources import open_source
 from reservoir_pipelines.training.checkpoints import OPTIMIZER, TRAINED, read_tensors
 from reservoir_pipelines.training.run_folder import Checkpoint, RunFolder
 

@@ -49,7 +49,7 @@ WHERE |= {"scheduler": "tcp://127.0.0.1:9", "workers": 2, "device": "cuda:7"}
 @pytest.fixture
 def listening(monkeypatch):
     """Yield a socket that detects connections, and its address."""
-    monkeypatch.setattr("reservoir_pipelines.cluster.PATIENCE", 1)
+    monkeypatch.setattr("reservoir_pipelines.workers.PATIENCE", 1)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()

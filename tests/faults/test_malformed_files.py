@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 
 from reservoir.backbones import content_digest, find, load_backbone, load_native
 from reservoir.errors import InputError
@@ -33,7 +33,7 @@ from reservoir.inputs.text_reader import read_tokenizer
 from reservoir.pretraining.corpora import Text
 from reservoir.tasks import task_named
 from reservoir.tasks.images import read_pickle
-from reservoir.tasks.words import codes_of
+from reservoir.tasks.texts import codes_of
 from tests.faults.damage import mutated, read_all
 from tests.helpers import outcome
 from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer
@@ -480,7 +480,7 @@ def test_a_quarter_gigabyte_of_nuls_and_two_encodings_in_one_file(tmp_path, refu
             "from reservoir_pipelines.data.hdf5 import read; read(str(path), None)",
             False,
         ),  # reads the file in a child process
-        ("from reservoir_pipelines.data.feature_arrays import open_arrays; open_arrays(path, s)['x'][:]", False),
+        ("from reservoir_pipelines.extraction.feature_files import open_arrays; open_arrays(path, s)['x'][:]", False),
     ],
 )
 def test_no_library_is_loaded_for_a_filter_that_a_file_names(tmp_path, code, opened):

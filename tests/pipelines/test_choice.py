@@ -46,7 +46,7 @@ from reservoir.readouts.penalties import DEFAULT_ALPHAS, FIXED_ALPHA, LOGISTIC_A
 from reservoir.readouts.products import listening
 from reservoir.readouts.sweep import cross_sweep, sweep
 from reservoir.tasks.task import Task, Tokens
-from reservoir.tasks.words import codes_of, texts_of
+from reservoir.tasks.texts import codes_of, texts_of
 
 MODEL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random"}
 

@@ -12,7 +12,7 @@ from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, Reservo
 from reservoir_pipelines.estimators import row_cache
 from reservoir_pipelines.estimators.estimators import code_labels
 from reservoir_pipelines.estimators.predictor import fold_numbers
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_digits

@@ -10,7 +10,7 @@ from reservoir_pipelines.cli import run
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
@@ -228,7 +228,7 @@ def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):
 
 
 def task_texts(path, split, **asked):
-    from reservoir.tasks.words import texts_of
+    from reservoir.tasks.texts import texts_of
 
     source = open_source(str(path), **asked)
     part = source.read(source.pieces()[0])[split]

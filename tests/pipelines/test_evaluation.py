@@ -38,7 +38,7 @@ from reservoir.readouts.evaluation import (
     reliability,
 )
 from reservoir.readouts.paired import p_value_of_difference
-from reservoir.tasks.words import texts_of
+from reservoir.tasks.texts import texts_of
 from tests.tasks.samples import write_csv
 
 SMALL = {"layers": "block01", "pool": "mean"}

@@ -25,7 +25,7 @@ from reservoir_pipelines.extraction.feature_files import FORMATS, Stored
 from reservoir_pipelines.files import write_checked
 from safetensors.numpy import save_file
 
-from reservoir import size_limits
+from reservoir import file_checks
 from reservoir.errors import InputError
 from reservoir.plan.precision import BLOCK_ROWS
 from tests.cache.conftest import features as toy_features
@@ -506,7 +506,7 @@ def test_files_that_are_no_features_are_refused_in_one_line(own_arrays, tmp_path
 
 
 def test_a_member_without_suffix_that_unpacks_to_far_more_is_refused(own_arrays, tmp_path, monkeypatch):
-    monkeypatch.setattr(size_limits, "FREE_BYTES", 10_000)
+    monkeypatch.setattr(file_checks, "FREE_BYTES", 10_000)
     np.save(large := io.BytesIO(), np.zeros((40, 10_000)))
     np.savez(tmp_path / "f.npz", **{split: own_arrays[1][f"{split}/deep"] for split in ROWS})
     with zipfile.ZipFile(tmp_path / "f.npz", "a", zipfile.ZIP_DEFLATED) as archive:

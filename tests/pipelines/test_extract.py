@@ -33,8 +33,8 @@ from reservoir.fpt import FPT
 from reservoir.loaded_model import load_model
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, ReservoirOptions
+from reservoir.plan.model import resolve_model
 from reservoir.plan.precision import BATCH_TOKENS, BLOCK_ROWS
-from reservoir.plan.windows import resolve_model
 from reservoir.tasks import task_named
 from tests.helpers import contents, flip
 from tests.reservoir.models import save_with_extractor

@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reservoir_cache import Entry, FeatureStore, verify
-from reservoir_pipelines import cluster as cluster_module
 from reservoir_pipelines import extract, prepare, workers
 from reservoir_pipelines.extraction import entries, extractor, sharing
 
@@ -118,7 +117,7 @@ def dask_worker(cluster, name, path=()):
 
 def changed_packages(folder):
     """Copy the packages into a folder, and add a comment to one of their files."""
-    for package in cluster_module.PACKAGES:
+    for package in workers.PACKAGES:
         shutil.copytree(Path(find_spec(package).origin).parent, folder / package)
     with (folder / "reservoir" / "pooling.py").open("a") as file:
         file.write("# another commit\n")
@@ -139,7 +138,7 @@ def test_a_worker_of_another_commit_is_left_out_and_the_others_go_on(cluster, ex
 
 def test_if_no_worker_can_be_used_the_command_is_refused(cluster, tiny_gpt2, tmp_path, monkeypatch):
     settings = SETTINGS | {"scheduler": cluster.scheduler_address}
-    monkeypatch.setattr(cluster_module, "difference", lambda answer: "torch is 1.0 there")
+    monkeypatch.setattr(workers, "difference", lambda answer: "torch is 1.0 there")
     with pytest.raises(InputError, match=r"worker 0: torch is 1\.0"):
         extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings)
 
@@ -160,12 +159,10 @@ def test_a_worker_that_computes_other_features_is_left_out(cluster, expected, ti
 
 
 def test_a_worker_without_the_program_is_told_from_one_of_another_commit():
-    assert cluster_module.difference(cluster_module.program_versions()) == ""
-    assert "No module named 'reservoir'" in cluster_module.difference(
-        ModuleNotFoundError("No module named 'reservoir'")
-    )
+    assert workers.difference(workers.program_versions()) == ""
+    assert "No module named 'reservoir'" in workers.difference(ModuleNotFoundError("No module named 'reservoir'"))
     older = {"reservoir-features": "0.1.0", "torch": "2.0"}
-    assert cluster_module.difference(older).startswith("reservoir is another version there, but SHA-256")
+    assert workers.difference(older).startswith("reservoir is another version there, but SHA-256")
 
 
 @pytest.mark.parametrize("change", ["content", "name", "order", "table"])
@@ -187,14 +184,14 @@ def test_the_checksum_of_a_package_depends_on_every_file_that_computes(tmp_path,
         write(tmp_path / str(number), texts)
         monkeypatch.setattr(sys, "path", [str(tmp_path / str(number)), *sys.path])
         invalidate_caches()
-        digests.append(cluster_module.package_digest("thing"))
+        digests.append(workers.package_digest("thing"))
     assert digests[0] == digests[2] != digests[1]
 
 
 def test_blocks_of_a_killed_worker_go_to_another_and_its_end_is_said(
     cluster, expected, tiny_gpt2, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(cluster_module, "CHECK", 0.05)
+    monkeypatch.setattr(workers, "CHECK", 0.05)
     settings = SETTINGS | {"scheduler": cluster.scheduler_address}
     with dask_worker(cluster, "short-lived") as other:
         watch = after_shards(tmp_path, other.kill)  # after it has been given blocks
@@ -210,7 +207,7 @@ def test_blocks_of_a_killed_worker_go_to_another_and_its_end_is_said(
 
 def test_a_worker_that_is_killed_near_the_end_is_said_too(cluster, expected, tiny_gpt2, tmp_path, capsys, monkeypatch):
     """The command asks the scheduler for its workers only once before the last piece is computed."""
-    monkeypatch.setattr(cluster_module, "CHECK", 600)
+    monkeypatch.setattr(workers, "CHECK", 600)
     settings = SETTINGS | {"scheduler": cluster.scheduler_address}
     with dask_worker(cluster, "short-lived") as other:
         watch = after_shards(tmp_path, other.kill)

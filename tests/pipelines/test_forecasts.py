@@ -11,8 +11,8 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.fitter import ColumnFit
 from reservoir_pipelines.fitting.folds import time_folds
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter, mixture_weight
+from reservoir_pipelines.fitting.predictions_csv import stretches_of_windows
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.row_units import stretches_of_windows
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import TimeSeriesSplit
 from sklearn.pipeline import make_pipeline

@@ -24,7 +24,7 @@ from reservoir.options import PRECISIONS, ExtractOptions
 from reservoir.plan import precision as defaults
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Vectors
-from reservoir.training import captured
+from reservoir.training import steps
 from tests.helpers import contents
 from tests.pipelines.test_native import write_sounds, write_texts
 from tests.reservoir.models import (
@@ -260,10 +260,8 @@ def ragged(tmp_path):
 
 @pytest.mark.parametrize(("compute", "tolerance"), [("float32", 1e-4), ("bfloat16", 2e-2)])
 def test_captured_training_takes_the_steps_of_ordinary_training(compute, tolerance, ragged, tmp_path, monkeypatch):
-    captures, capture = [], captured.CudaRecorder.capture
-    monkeypatch.setattr(
-        captured.CudaRecorder, "capture", lambda self, step: captures.append(step) or capture(self, step)
-    )
+    captures, capture = [], steps.CudaRecorder.capture
+    monkeypatch.setattr(steps.CudaRecorder, "capture", lambda self, step: captures.append(step) or capture(self, step))
     settings = ragged | {"compute": compute}
     whole = train(**settings, run=tmp_path / "whole")
     assert len(captures) > 1, "several lengths are captured"

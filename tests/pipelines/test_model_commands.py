@@ -20,7 +20,7 @@ from reservoir.backbones import attention_maps
 from reservoir.errors import InputError
 from reservoir.loaded_model import load_model
 from reservoir.options import ReservoirOptions
-from reservoir.plan.windows import resolve_model
+from reservoir.plan.model import resolve_model
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 TINY = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70"

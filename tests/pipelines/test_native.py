@@ -29,7 +29,7 @@ from reservoir.inputs.chat_template import ChatTemplate
 from reservoir.inputs.native import SoundReader
 from reservoir.plan.precision import BLOCK_ROWS
 from reservoir.tasks.pictures import decoded
-from reservoir.tasks.words import texts_of
+from reservoir.tasks.texts import texts_of
 from tests.helpers import contents, outcome
 from tests.reservoir.models import (
     WORDS,

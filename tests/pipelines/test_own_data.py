@@ -15,7 +15,7 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.folds import assign_folds, draw_folds
 from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, groups_of_splits
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 
 from reservoir import InputError
 from reservoir.column import Column
@@ -414,7 +414,7 @@ def test_a_note_says_which_share_of_letters_windows_cover(cache, call, tmp_path,
     (tmp_path / "dna.csv").write_text("\n".join(["sequence,label", *rows]) + "\n")
     messages = []
     for most, more in ((1024, ("--pool", "max")), (6, ("--pool", "min")), (6, ("--stride", 5))):
-        monkeypatch.setattr("reservoir.plan.windows.MAX_WINDOWS", most)
+        monkeypatch.setattr("reservoir.plan.model.MAX_WINDOWS", most)
         messages.append(call("extract", tmp_path / "dna.csv", "--layers", "embed", *more)[2])
     assert ["windows of" in text for text in messages] == [False, True, False]
     assert (

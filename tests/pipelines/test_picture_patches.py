@@ -24,8 +24,8 @@ from sklearn.datasets import load_digits
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
 from reservoir.input_poolings import THRESHOLD
+from reservoir.inputs.convolutions import PatchConvolution
 from reservoir.inputs.patch_units import draw_units, framed, mirrored_places
-from reservoir.inputs.picture_patches import PatchConvolution
 from reservoir.loaded_model import load_model
 from reservoir.options import ExtractOptions, FitOptions, RowOptions
 from reservoir.pooling import find_pooling
@@ -33,8 +33,7 @@ from reservoir.readouts import kernel_ridge
 from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.reservoir import Reservoir
 from reservoir.tasks import task_named
-from reservoir.tasks.patches import patches
-from reservoir.tasks.picture_windows import Picture
+from reservoir.tasks.pictures import Picture, patches
 
 RNG = np.random.default_rng(0)
 PHOTOGRAPHS = RNG.normal(size=(30, 12, 12, 3)).cumsum(axis=1).cumsum(axis=2).astype(np.float32)

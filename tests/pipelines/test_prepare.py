@@ -16,9 +16,8 @@ import pytest
 from reservoir_cache.publish import process_identity, publish_json, read_json
 from reservoir_pipelines import files, prepare, workers
 from reservoir_pipelines.preparation import write
-from reservoir_pipelines.preparation.prepare import task_table
+from reservoir_pipelines.preparation.prepare import DOWNLOADS, download, task_table
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit, _opened
-from reservoir_pipelines.preparation.sources import DOWNLOADS, download
 from reservoir_pipelines.workers import map_pieces
 
 from reservoir.errors import InputError

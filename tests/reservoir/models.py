@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from reservoir.fpt import FPT
-from reservoir.inputs.random_input import draw_layer
+from reservoir.inputs.input_layers import draw_layer
 from reservoir.tasks.windows import Windows
 
 WIDTH = 16

@@ -18,7 +18,7 @@ from reservoir.backbones.weights import draw_parameters
 from reservoir.column import Column
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
-from reservoir.plan.windows import resolve_model
+from reservoir.plan.model import resolve_model
 from reservoir.readouts.ridge import ridge_by_definition
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.bits import BitMemory

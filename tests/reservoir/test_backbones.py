@@ -26,12 +26,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from reservoir import backbone_names, private_torch
 from reservoir.backbone_names import KNOWN, SHORT, check_backbone_name, full_name
-from reservoir.backbones import Backbone, attention_maps, gpt2, load_backbone, names, register, registry, weights_digest
+from reservoir.backbones import Backbone, attention_maps, gpt2, load_backbone, register, registry, weights_digest
 from reservoir.backbones.backbone import trained_counts
 from reservoir.backbones.family import Config, Family, FolderLoader, Shape, run_unmasked
-from reservoir.backbones.names import find
+from reservoir.backbones.registry import find
 from reservoir.errors import InputError
-from reservoir.paper.families import paper_counts
+from reservoir.paper import paper_counts
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.training import fast
 from reservoir.training.trainable import set_dropout, unfreeze
@@ -207,12 +207,12 @@ def test_hub_models_load_from_the_cache_without_a_network(tmp_path, tiny_gpt2):
 def test_unknown_names_are_refused_without_a_network(name, message, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the network was asked"))
     with pytest.raises(InputError, match=message):
-        names.find(name)
+        registry.find(name)
 
 
 def test_family_names_mean_the_base_size():
     assert {name: full_name(name) for name in SHORT} == SHORT
-    assert all(known in names.KNOWN for known in SHORT.values())
+    assert all(known in KNOWN for known in SHORT.values())
 
 
 # Families of backbones of other packages: registered by a program or by an entry point of an installed package.

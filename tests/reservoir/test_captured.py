@@ -20,9 +20,9 @@ from reservoir.loaded_model import load_model
 from reservoir.options import TrainOptions
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
-from reservoir.training import captured
-from reservoir.training.captured import CapturedSteps, capture_on_gpu
+from reservoir.training import steps
 from reservoir.training.rows import TrainingBatch, raw_batch, read_ahead
+from reservoir.training.steps import CapturedSteps, capture_on_gpu
 from reservoir.training.trainer import ArrivingValues, DivergedError, Processes, Trainer
 from tests.helpers import assert_same_bits
 
@@ -187,7 +187,7 @@ def test_rows_of_a_gpu_are_padded_to_few_lengths_and_say_whether_they_are_full(p
     ],
 )
 def test_steps_are_captured_on_cuda_if_nothing_in_them_waits(settings, captures, monkeypatch):
-    monkeypatch.setattr(captured, "CudaRecorder", lambda device: Tape())
+    monkeypatch.setattr(steps, "CudaRecorder", lambda device: Tape())
     family = SimpleNamespace(reads_values=settings.get("reads_values", False))
     fpt = SimpleNamespace(backbone=SimpleNamespace(family=family))
     model = SimpleNamespace(device=torch.device(settings.get("device", "cuda")), fpt=fpt)

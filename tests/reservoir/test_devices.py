@@ -27,7 +27,7 @@ from reservoir.devices import choose_compute
 from reservoir.errors import InputError
 from reservoir.features import Launched
 from reservoir.hidden_states import HiddenStates
-from reservoir.plan.budget import KERNEL_POOLINGS, VALUE_POOLINGS
+from reservoir.plan.columns import KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.pooling import find_pooling
 from reservoir.tasks.task import Task, Vectors
 from tests.helpers import contents, outcome

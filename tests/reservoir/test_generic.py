@@ -21,7 +21,7 @@ from reservoir.column import Column
 from reservoir.loaded_model import load_model
 from reservoir.options import PRECISIONS
 from reservoir.reservoir import Reservoir
-from reservoir.tasks.patches import patches
+from reservoir.tasks.pictures import patches
 from reservoir.tasks.task import Task, Vectors
 from tests.helpers import outcome
 from tests.reservoir.models import make_fpt

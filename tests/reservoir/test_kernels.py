@@ -13,8 +13,8 @@ from reservoir.column import Column, layer_names
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.hidden_states import HiddenStates
-from reservoir.inputs.counter import LEVELS, BracketCounter, Brackets
-from reservoir.inputs.kernels import KernelConvolution
+from reservoir.inputs.convolutions import KernelConvolution
+from reservoir.inputs.input_layers import LEVELS, BracketCounter, Brackets
 from reservoir.loaded_model import load_model
 from reservoir.pooling import find_pooling, share_levels
 from reservoir.reservoir import Reservoir

@@ -13,10 +13,9 @@ from reservoir.inputs import chat_template
 from reservoir.inputs.chat_template import ChatTemplate
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.options import ReservoirOptions
-from reservoir.plan.windows import resolve_model
-from reservoir.tasks.marked_texts import MarkedText, parse_marks, with_span
+from reservoir.plan.model import resolve_model
 from reservoir.tasks.task import Task, Tokens
-from reservoir.tasks.words import codes_of
+from reservoir.tasks.texts import MarkedText, codes_of, parse_marks, with_span
 from tests.helpers import outcome
 from tests.reservoir.models import (
     CHAT_TEMPLATE,

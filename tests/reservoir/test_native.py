@@ -17,12 +17,12 @@ from reservoir.inputs import media_readers, text_reader
 from reservoir.inputs.text_reader import read_tokenizer
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.options import ExtractOptions, ReservoirOptions
+from reservoir.plan.model import resolve_model
 from reservoir.plan.resolved import resolve
-from reservoir.plan.windows import resolve_model
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
-from reservoir.tasks.patches import patches
+from reservoir.tasks.pictures import patches
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.words import codes_of
+from reservoir.tasks.texts import codes_of
 from tests.helpers import outcome
 from tests.reservoir.models import (
     MODELS,

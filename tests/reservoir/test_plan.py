@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from reservoir import InputError, options, processor
+from reservoir import InputError, machine, options
 from reservoir.column import ROLLING, Column, joined_name, names_of
 from reservoir.devices import choose_compute
 from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
 from reservoir.plan.basis import kind_of
-from reservoir.plan.budget import FEWER_KERNEL_POOLINGS, KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.plan.candidates import default_columns, default_folds, readout_candidates
+from reservoir.plan.columns import FEWER_KERNEL_POOLINGS, KERNEL_POOLINGS, VALUE_POOLINGS
+from reservoir.plan.model import resolve_model
 from reservoir.plan.resolved import resolve
-from reservoir.plan.windows import resolve_model
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -428,29 +428,29 @@ def test_the_processor_decides_the_precision_without_a_trial(monkeypatch, tmp_pa
     first = f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu {flags} x\n\n"
     second = f"processor\t: 1\nflags\t\t: {AVX512} amx_tile amx_bf16\n"  # only the first processor is read
     (tmp_path / "cpuinfo").write_text(first + second)
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     assert {choose_compute("auto", torch.device("cpu")) for _ in range(20)} == {precision}
     assert choose_compute("float32", torch.device("cpu")) == "float32"
 
 
 def test_arm_has_a_list_of_features_and_other_systems_have_none(monkeypatch, tmp_path):
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
-    assert processor.faster_precision() == "float32"
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    assert machine.faster_precision() == "float32"
     for features, precision in [("fp asimd bf16 i8mm", "bfloat16"), ("fp asimd", "float32")]:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nFeatures\t: {features}\nCPU part\t: 0xd40\n")
-        assert processor.faster_precision() == precision
+        assert machine.faster_precision() == precision
 
 
 def test_without_a_driver_torch_has_no_gpu(monkeypatch):
-    assert processor.may_have_gpu() or not torch.cuda.is_available()
+    assert machine.may_have_gpu() or not torch.cuda.is_available()
     loads = Mock(return_value=None)
     monkeypatch.setattr("ctypes.CDLL", loads)
-    assert processor.may_have_gpu()
+    assert machine.may_have_gpu()
     loads.side_effect = OSError("libcuda.so.1: cannot open shared object file")
-    assert processor.may_have_gpu() == (sys.platform != "linux" or Path("/dev/kfd").exists())
+    assert machine.may_have_gpu() == (sys.platform != "linux" or Path("/dev/kfd").exists())
 
 
 def test_the_precision_and_a_driver_are_found_without_torch():
-    code = "import sys, reservoir.processor as p; p.faster_precision(); p.may_have_gpu(); print('torch' in sys.modules)"
+    code = "import sys, reservoir.machine as p; p.faster_precision(); p.may_have_gpu(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"

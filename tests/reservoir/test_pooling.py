@@ -29,7 +29,7 @@ from reservoir.column import (
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.hidden_states import HiddenStates
-from reservoir.inputs.random_input import draw_layer, kernels
+from reservoir.inputs.input_layers import draw_layer, kernels
 from reservoir.loaded_model import load_model
 from reservoir.options import ExtractOptions, FeatureOptions, OwnDataOptions
 from reservoir.plan.resolved import resolve

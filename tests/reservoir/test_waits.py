@@ -24,14 +24,13 @@ from reservoir.inputs.patch_units import draw_units
 from reservoir.inputs.text_tokens import TokenPart
 from reservoir.loaded_model import load_model
 from reservoir.options import PRECISIONS, TrainOptions
-from reservoir.plan.budget import KERNEL_POOLINGS, VALUE_POOLINGS
+from reservoir.plan.columns import KERNEL_POOLINGS, VALUE_POOLINGS
 from reservoir.pooling import POOLINGS as ALL_POOLINGS
 from reservoir.pooling import find_pooling
 from reservoir.reservoir import Reservoir
-from reservoir.tasks.marked_texts import with_span
-from reservoir.tasks.picture_windows import Picture
+from reservoir.tasks.pictures import Picture
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.words import codes_of
+from reservoir.tasks.texts import codes_of, with_span
 from reservoir.training.rows import TrainingBatch
 from reservoir.training.steps import FPTSteps
 from reservoir.training.trainable import default_groups, set_dropout, unfreeze

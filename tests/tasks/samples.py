@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from reservoir_pipelines.data import formats
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 
 from reservoir.errors import InputError
 from reservoir.tasks import check_split

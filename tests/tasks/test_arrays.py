@@ -12,7 +12,7 @@ from PIL import Image
 from reservoir_pipelines.data.array_axes import channels_seem_first
 from reservoir_pipelines.data.formats import read_new
 from reservoir_pipelines.data.values import encode, read_integers, read_labels, read_pixel_rows
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 from sklearn.datasets import load_digits
 
 from reservoir.errors import InputError

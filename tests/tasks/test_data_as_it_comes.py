@@ -14,7 +14,7 @@ from reservoir_pipelines.data.columns import times_of
 from reservoir_pipelines.data.formats import Format, open_rows
 from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 from scipy.io import wavfile
 
 from reservoir.errors import InputError

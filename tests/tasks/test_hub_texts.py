@@ -6,11 +6,11 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 from reservoir_pipelines.data.formats import open_rows
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 
 from reservoir.options import OwnDataOptions
 from reservoir.tasks import Vectors
-from reservoir.tasks.words import texts_of
+from reservoir.tasks.texts import texts_of
 from tests.tasks.samples import assert_refused, read_new
 
 NAMES = ["neg", "pos"]

@@ -11,13 +11,13 @@ from reservoir_pipelines.data.values import encode
 
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
-from reservoir.inputs.random_input import edges
+from reservoir.inputs.input_layers import edges
 from reservoir.loaded_model import load_model
 from reservoir.pooling import find_pooling
 from reservoir.reservoir import Reservoir
 from reservoir.tasks import task_named
 from reservoir.tasks.images import grey, read_pickle
-from reservoir.tasks.patches import LEVELS, augmented, patches, whitened_windows, whitening
+from reservoir.tasks.pictures import LEVELS, augmented, patches, whitened_windows, whitening
 from reservoir.tasks.rows import held_out
 from tests.tasks import samples
 

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reservoir_pipelines import extract, train
 from reservoir_pipelines.data.values import encode
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
 from reservoir.paper.lstm import LSTMCell, redraw_first_states
-from reservoir.plan.windows import resolve_model
+from reservoir.plan.model import resolve_model
 from reservoir.tasks import Tokens, check_split, task_named, variant_of
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images import Cifar10, Cifar10Lra
 from reservoir.tasks.listops import CLOSE, DIGIT, OPERATOR, SYMBOLS, ListOps, evaluate, parse, random_expressions
-from reservoir.tasks.patches import augmented
+from reservoir.tasks.pictures import augmented
 from reservoir.tasks.proteins import LETTERS, PARTS
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, held_out, row_hash, stratified
 from reservoir.tasks.source import FRESH_ROWS, fresh_rows

@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 from reservoir_pipelines import ReservoirClassifier
 from reservoir_pipelines.data.values import encode
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.tasks import Task, Tokens, Vectors
-from reservoir.tasks.words import texts_of, to_symbols
+from reservoir.tasks.texts import texts_of, to_symbols
 from tests.helpers import outcome
 from tests.tasks.samples import assert_refused, read_new, read_splits
 

@@ -17,8 +17,7 @@ from reservoir_pipelines.data.recordings import (
 )
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from reservoir_pipelines.prediction.prediction import Prediction
-from reservoir_pipelines.preparation.prepare import settings_folder
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source, settings_folder
 from scipy.signal import resample_poly
 
 from reservoir.errors import InputError

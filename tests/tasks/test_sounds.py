@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 from reservoir_pipelines.data.sounds import BANDS, frame_count, mel_frames, open_sound, read_samples
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 from scipy.io import wavfile
 
 from reservoir.errors import InputError

@@ -9,7 +9,7 @@ import pytest
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.data.counters import change_between_neighbours
 from reservoir_pipelines.data.roles import CONVENTIONAL
-from reservoir_pipelines.preparation.sources import open_source
+from reservoir_pipelines.preparation.prepare import open_source
 
 from reservoir.errors import InputError
 from reservoir.tasks import Vectors

@@ -329,7 +329,7 @@ def backbone(
     options: dict[str, Any],
 ) -> Answer:
     """Describe a backbone."""
-    from reservoir.paper.families import paper_counts
+    from reservoir.paper import paper_counts
     from reservoir_pipelines.card import card
 
     description = card(

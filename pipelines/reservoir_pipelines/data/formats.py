@@ -11,7 +11,7 @@ from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.images import read_idx
 from reservoir.tasks.task import Task, Tokens
-from reservoir.tasks.words import texts_of
+from reservoir.tasks.texts import texts_of
 from reservoir_pipelines.data import (
     conll,
     fasta,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
+from reservoir.file_checks import check_expansion
 from reservoir.options import OwnDataOptions
-from reservoir.size_limits import check_expansion
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.array_axes import read_axes
 from reservoir_pipelines.data.rows import NAMES, Rows, rows_of_arrays

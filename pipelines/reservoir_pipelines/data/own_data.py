@@ -14,7 +14,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.pictures import PATCH, SIDE, TOKENS
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
-from reservoir.tasks.words import UNKNOWN, are_words, shown, word_starts
+from reservoir.tasks.texts import UNKNOWN, are_words, shown, word_starts
 from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import is_hub

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.size_limits import check_padding
+from reservoir.file_checks import check_padding
 from reservoir.tasks.pictures import SIDE
-from reservoir.tasks.words import UNKNOWN, codes_of, text_lengths
+from reservoir.tasks.texts import UNKNOWN, codes_of, text_lengths
 
 COLUMN_FLAGS = ("label", "id", "time", "group", "text", "drop", "labels")
 """The options that name columns of a table, or the table of labels."""

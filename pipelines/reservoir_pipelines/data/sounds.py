@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error, first_line
-from reservoir.size_limits import check_expansion, check_padding
+from reservoir.file_checks import check_expansion, check_padding
 from reservoir.tasks.task import SOUND_RATE
 from reservoir_pipelines.data.rows import BadRows, Rows
 

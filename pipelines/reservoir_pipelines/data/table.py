@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error, first_line
-from reservoir.size_limits import FREE_BYTES, MAX_EXPANSION, check_expansion
+from reservoir.file_checks import FREE_BYTES, MAX_EXPANSION, check_expansion
 from reservoir_pipelines.data.rows import BadRows
 
 # ---- checks before a table is parsed

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.tasks.marked_texts import has_marks, with_span
+from reservoir.tasks.texts import has_marks, with_span
 from reservoir_pipelines.data.columns import as_texts
 from reservoir_pipelines.data.table import Table
 

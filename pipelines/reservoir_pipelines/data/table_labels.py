@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.file_checks import check_padding
 from reservoir.options import OwnDataOptions
-from reservoir.size_limits import check_padding
 from reservoir_pipelines.data.columns import EMPTY, MOST, as_texts, listed, require_column, with_slashes
 from reservoir_pipelines.data.roles import roles_of_labels
 from reservoir_pipelines.data.rows import BadRows

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.size_limits import check_padding
-from reservoir.tasks.words import GAPS
+from reservoir.file_checks import check_padding
+from reservoir.tasks.texts import GAPS
 from reservoir_pipelines.data.rows import BadRows
 from reservoir_pipelines.data.table_forms import TableArrays
 from reservoir_pipelines.data.table_labels import padded_labels

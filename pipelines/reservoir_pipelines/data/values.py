@@ -12,7 +12,7 @@ from reservoir.errors import InputError
 from reservoir.tasks import TASKS, named_source
 from reservoir.tasks.source import clean_symbols, full_lengths
 from reservoir.tasks.task import Scaling, Task, Tokens
-from reservoir.tasks.words import codes_of
+from reservoir.tasks.texts import codes_of
 
 SAMPLE = 2**20
 """Number of tokens of the first rows that `read_integers` looks at."""

@@ -91,7 +91,7 @@ class Extraction(Record):
 
         The entry has no letters, so they are read from the prepared data.
         """
-        from reservoir.tasks.words import texts_of
+        from reservoir.tasks.texts import texts_of
 
         store = self.store
         features = store[split]

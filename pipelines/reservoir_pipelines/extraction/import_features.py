@@ -31,7 +31,6 @@ from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, TaskOptions
 from reservoir.pooling import find_pooling
 from reservoir.tasks.task import MISSING, Task
-from reservoir_pipelines.data.feature_arrays import open_arrays
 from reservoir_pipelines.extraction.entries import (
     compute_missing,
     data_record,
@@ -40,6 +39,7 @@ from reservoir_pipelines.extraction.entries import (
     write_labels,
 )
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
+from reservoir_pipelines.extraction.feature_files import open_arrays
 from reservoir_pipelines.extraction.feature_folder import FeatureFolder, read_folder
 from reservoir_pipelines.files import IMPORTED, cache_root, stamp, versions
 from reservoir_pipelines.output import meter

@@ -13,8 +13,7 @@ from reservoir.plan.resolved import Plan, resolve
 from reservoir.random import generator
 from reservoir.raw_input import read_values
 from reservoir.reservoir import Reservoir
-from reservoir.tasks.patches import joined
-from reservoir.tasks.picture_windows import Picture
+from reservoir.tasks.pictures import Picture, joined
 from reservoir.tasks.task import Task
 from reservoir_pipelines.preparation.prepared import Prepared, draw_rows
 

@@ -1,6 +1,6 @@
 """Share the blocks of an entry among processes: what a worker is sent, and how it makes sure to compute the same.
 
-A worker of a cluster passes three checks: `Crew` in cluster.py compares the checksums of its packages and the versions
+A worker of a cluster passes three checks: `Crew` in workers.py compares the checksums of its packages and the versions
 of its libraries before it is sent anything; `open_share` compares the cache key, then the features of two rows.
 """
 
@@ -19,12 +19,11 @@ from reservoir import devices
 from reservoir.errors import InputError
 from reservoir.features import launch
 from reservoir.options import ClusterOptions, ExtractOptions
-from reservoir_pipelines.cluster import REMEDY, UnfitWorker
 from reservoir_pipelines.extraction.entries import compute_blocks
 from reservoir_pipelines.extraction.extractor import Extractor, load_extractor
 from reservoir_pipelines.output import silenced
 from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.workers import map_pieces, process_number, this_worker
+from reservoir_pipelines.workers import REMEDY, UnfitWorker, map_pieces, process_number, this_worker
 
 MAX_TASKS = 512  # most pieces of work that are sent to workers
 PROBE_ROWS = 2  # rows that each worker of a cluster computes first

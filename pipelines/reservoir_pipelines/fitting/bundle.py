@@ -18,12 +18,12 @@ from reservoir_cache import read_regular, replace_file
 
 from reservoir.column import RAW, names_of
 from reservoir.errors import InputError, as_input_error
+from reservoir.file_checks import check_arrays, from_json
 from reservoir.inputs.patch_units import PatchUnits
 from reservoir.options import PRECISIONS
 from reservoir.raw_input import RawWindows
 from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
-from reservoir.records import check_arrays, from_json
 from reservoir.reservoir import MAX_WINDOW, Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir.tasks.windows import Windows

@@ -14,10 +14,9 @@ from reservoir.readouts.linear import Block, Readout, Tally
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.recordings import recording_name
 from reservoir_pipelines.fitting.fitter import CurveReadout
-from reservoir_pipelines.fitting.predictions_csv import LabelledRows, Predicted
+from reservoir_pipelines.fitting.predictions_csv import LabelledRows, Predicted, row_units
 from reservoir_pipelines.fitting.refit import FinalReadout, join_predictions, predict_block
 from reservoir_pipelines.fitting.results import CurvePoint, Result
-from reservoir_pipelines.fitting.row_units import row_units
 from reservoir_pipelines.fitting.source import (
     EntrySamples,
     EntrySource,

@@ -14,9 +14,9 @@ from typing import Any
 from reservoir_cache import Entry, make_folder, untracked
 
 from reservoir.errors import InputError, as_input_error, writing
+from reservoir.machine import may_have_gpu
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
-from reservoir.processor import may_have_gpu
 from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import Extraction, extract

@@ -15,7 +15,7 @@ import numpy as np
 
 from reservoir.column import Baseline, Columns, names_of
 from reservoir.readouts.linear import Block, Readout, Tally, Targets
-from reservoir.tasks.words import texts_of
+from reservoir.tasks.texts import texts_of
 from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, targets_of
 from reservoir_pipelines.fitting.folds import assign_folds

@@ -18,9 +18,9 @@ from reservoir.column import (
     parse_columns,
     short_name,
 )
+from reservoir.file_checks import from_json
 from reservoir.readouts.evaluation import Evaluation
 from reservoir.readouts.linear import Readout
-from reservoir.records import from_json
 from reservoir_pipelines.output import Record, as_json, count_text, difference_text
 from reservoir_pipelines.plots import ScoreGrid
 

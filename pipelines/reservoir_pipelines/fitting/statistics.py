@@ -12,7 +12,7 @@ import numpy as np
 from reservoir.column import ROLLING
 from reservoir.pooling import widths_within, window_widths
 from reservoir.tasks.task import Task, Vectors
-from reservoir.tasks.words import are_words, texts_of
+from reservoir.tasks.texts import are_words, texts_of
 
 # Limits of vocabularies, which have the most frequent items of the training rows:
 MAX_FEATURES = 1000  # k-mers

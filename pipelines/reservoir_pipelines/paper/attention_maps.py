@@ -15,7 +15,7 @@ from reservoir.errors import as_input_error, writing
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.option_fields import as_group
 from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
-from reservoir.plan.windows import resolve_model
+from reservoir.plan.model import resolve_model
 from reservoir.reservoir import Reservoir
 from reservoir.tasks import TASKS, task_named, variant_of
 from reservoir.tasks.task import Scaling, Task, Tokens

@@ -13,6 +13,7 @@ from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.backbones import Backbone
 from reservoir.devices import choose_device, choose_training_compute
 from reservoir.errors import InputError
+from reservoir.file_checks import from_json
 from reservoir.option_fields import as_group, flag_of
 from reservoir.options import (
     PlaceOptions,
@@ -20,10 +21,9 @@ from reservoir.options import (
     ShapeOptions,
     TrainOptions,
 )
-from reservoir.plan.rates import BIT_MEMORY_RATE, PRETRAIN_STEPS
+from reservoir.plan import BIT_MEMORY_RATE, PRETRAIN_STEPS
 from reservoir.pretraining.corpora import HELD_OUT, corpus_named
 from reservoir.pretraining.language_model import LanguageModel, LanguageSteps, choose_recipe
-from reservoir.records import from_json
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines import train
 from reservoir_pipelines.files import safetensors_errors_as_os_errors, write_checked

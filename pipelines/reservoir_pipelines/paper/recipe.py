@@ -17,8 +17,8 @@ from typing import Any
 
 from reservoir import options
 from reservoir.errors import InputError, as_input_error, nearest
+from reservoir.file_checks import fits
 from reservoir.option_fields import Options, as_group, refuse_modules, without_where
-from reservoir.records import fits
 from reservoir_pipelines.paper.reproduction_folder import CELL, MEASURES, Cell
 
 SCALES = {

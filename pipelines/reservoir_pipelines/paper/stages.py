@@ -18,8 +18,8 @@ from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.devices import choose_device, on_gpu
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
-from reservoir.paper.families import paper_counts
-from reservoir.plan.rates import TRAIN_STEPS
+from reservoir.paper import paper_counts
+from reservoir.plan import TRAIN_STEPS
 from reservoir_pipelines import attention, extract, fit, plan, prepare, pretrain, train
 from reservoir_pipelines.card import card
 from reservoir_pipelines.files import versions

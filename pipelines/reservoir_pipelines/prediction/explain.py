@@ -13,7 +13,7 @@ from reservoir.options import ExplainOptions
 from reservoir.sequence_model import occlusion
 from reservoir.tasks.pictures import as_patches
 from reservoir.tasks.task import Task, Tokens
-from reservoir.tasks.words import to_symbols
+from reservoir.tasks.texts import to_symbols
 from reservoir_pipelines.data.formats import read_new
 from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.output import Record, printable

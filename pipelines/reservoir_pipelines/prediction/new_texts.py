@@ -12,7 +12,7 @@ from reservoir.features import forward_tokens
 from reservoir.inputs.text_tokens import TextTokens, read_tokens
 from reservoir.loaded_model import LoadedModel
 from reservoir.tasks.task import Task
-from reservoir.tasks.words import texts_of, word_starts
+from reservoir.tasks.texts import texts_of, word_starts
 from reservoir_pipelines.data.rows import Rows
 from reservoir_pipelines.extraction.entry_tokens import TEXTS
 from reservoir_pipelines.output import notify

@@ -20,7 +20,7 @@ from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions, PredictOptions
 from reservoir.pooling import find_pooling
 from reservoir.tasks.task import Task
-from reservoir.tasks.words import UNKNOWN, shown, texts_of
+from reservoir.tasks.texts import UNKNOWN, shown, texts_of
 from reservoir_pipelines.data.columns import listed
 from reservoir_pipelines.data.formats import encode_rows, read_new
 from reservoir_pipelines.data.rows import BadRows, RecordingSteps, Rows, Skipped

@@ -15,7 +15,7 @@ import numpy as np
 from reservoir_cache import DataSpec, file_crc32, path_below, read_json
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.records import check_arrays, fits
+from reservoir.file_checks import check_arrays, fits
 from reservoir.tasks import SPLITS, Scaling, Split, Task, Vectors
 from reservoir_pipelines.data.hdf5 import dataset_of
 from reservoir_pipelines.data.rows import UNSEEN

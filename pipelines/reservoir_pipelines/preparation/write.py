@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import file_crc32, new_file, publish_json, replace_file
+from reservoir_cache import file_crc32, publish_json, replace_file
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions
@@ -101,6 +101,7 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
 def _write_arrays(arrays: Mapping[str, np.ndarray | None], path: Path) -> None:
     """Write the arrays that are not None to an HDF5 file."""
     import h5py
+    from reservoir_cache import new_file  # imports h5py, which naming a source does not need
 
     with new_file(path) as file:
         for name, values in arrays.items():

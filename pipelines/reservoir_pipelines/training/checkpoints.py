@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from reservoir.devices import choose_training_compute
 from reservoir.errors import InputError, as_input_error
+from reservoir.file_checks import check_arrays
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.options import PRECISIONS, StepOptions
 from reservoir.plan.columns import split_names
-from reservoir.records import check_arrays
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
 from reservoir.training.trainable import make_trainable

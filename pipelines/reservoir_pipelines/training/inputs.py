@@ -15,9 +15,8 @@ from reservoir.plan.precision import BATCH_TOKENS
 from reservoir.random import random_key
 from reservoir.tasks.source import fresh_rows
 from reservoir.tasks.task import Split
-from reservoir.training.captured import capture_on_gpu
 from reservoir.training.rows import Rows, StoredRows, TrainingBatch, TrainingRows, raw_batch, to_batch
-from reservoir.training.steps import FPTSteps
+from reservoir.training.steps import FPTSteps, capture_on_gpu
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.training.job import Job

@@ -15,8 +15,8 @@ from reservoir.inputs.native import is_native
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.option_fields import typed
 from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
-from reservoir.plan.rates import TRAIN_STEPS, train_rate
-from reservoir.plan.windows import resolve_model
+from reservoir.plan import TRAIN_STEPS, train_rate
+from reservoir.plan.model import resolve_model
 from reservoir.tasks import Variant, source_of, variant_of
 from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split, holds_samples

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from reservoir.file_checks import from_json
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir.readouts.linear import metric_name
-from reservoir.records import from_json
 from reservoir.tasks.task import Split
 from reservoir.training.steps import FPTSteps
 from reservoir_pipelines.fitting.predictions_csv import (
@@ -18,9 +18,9 @@ from reservoir_pipelines.fitting.predictions_csv import (
     LabelledRows,
     Predicted,
     ReadoutPredictions,
+    row_units,
     write_predictions,
 )
-from reservoir_pipelines.fitting.row_units import row_units
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.training.checkpoints import TrainedSteps
 from reservoir_pipelines.training.job import Job

@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 from reservoir_cache import locked, make_folder, refuse_links, remove_leftovers
 
 from reservoir.errors import InputError, as_input_error, writing
+from reservoir.file_checks import fits, from_json
 from reservoir.options import TrainOptions
-from reservoir.records import fits, from_json
 from reservoir.training.trainer import State
 from reservoir_pipelines.files import json_digest, read_checked, read_lines, versions
 

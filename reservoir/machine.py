@@ -1,4 +1,4 @@
-"""What is known of this machine without torch: the precision in which its processor multiplies faster, and a GPU.
+"""What is known of this machine without torch: its memory, a GPU, and the precision in which it multiplies faster.
 
 The precision is part of the cache key, so nothing is timed: on a busy machine a trial can give either answer.
 
@@ -16,7 +16,9 @@ machine has disabled. Other systems count as having none.
 
 import ctypes
 import os
+import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -77,3 +79,36 @@ def _disabled_in_onednn() -> set[str]:
     # Every limit below AMX forbids its tiles.
     has_bfloat16 = limit in ("AVX512_CORE_BF16", "AVX512_CORE_FP16") or limit.startswith("AVX10")
     return TILES if has_bfloat16 else TILES | {"avx512_bf16"}
+
+
+def free_memory() -> int:
+    """Return how many bytes this process can still use, by the tightest of the limits that this system tells.
+
+    They are the memory of the machine, what is available of it, the limits of the process, and that of its container.
+    """
+    free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with suppress(OSError, KeyError, ValueError):  # only Linux has these files
+        machine = _sizes_in_file(Path("/proc/meminfo"))
+        process = _sizes_in_file(Path("/proc/self/status"))
+        free.append(machine["MemAvailable"])
+        for limit, used in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+            soft_limit, _ = resource.getrlimit(limit)
+            if soft_limit != resource.RLIM_INFINITY:
+                free.append(soft_limit - process[used])
+    with suppress(OSError, ValueError):  # without a limit, memory.max holds "max", which is no number
+        container = Path("/sys/fs/cgroup")
+        container_limit = int((container / "memory.max").read_text())
+        container_used = int((container / "memory.current").read_text())
+        free.append(container_limit - container_used)
+    return max(0, min(free))
+
+
+def _sizes_in_file(path: Path) -> dict[str, int]:
+    """Return the sizes in a file of the kernel by name, in bytes; its lines are such as ``VmSize:  1024 kB``."""
+    sizes: dict[str, int] = {}
+    for line in path.read_text().splitlines():
+        words = line.split()
+        if words[-1:] == ["kB"]:  # other lines hold no sizes
+            name, number = words[0].removesuffix(":"), words[1]
+            sizes[name] = int(number) * 1024
+    return sizes

@@ -1,14 +1,25 @@
-"""Checks of the JSON values and of the arrays of a file that anyone may have written."""
+"""Checks of the JSON values and of the arrays of a file that anyone may have written.
+
+Limits on what stored bytes may grow to keep a small damaged file from filling the memory.
+"""
 
 import reprlib
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from reservoir.errors import InputError
+
 R = TypeVar("R")
+
+MAX_EXPANSION = 200
+"""Largest expansion of stored bytes that is accepted; random bits stored as float64 expand 60 times."""
+
+FREE_BYTES = 2**27  # arrays up to this size may be compressed by any factor: rows of zeros are harmless
 
 
 def from_json(kind: type[R], values: Mapping[str, Any]) -> R:
@@ -70,3 +81,30 @@ def check_arrays(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
             )
         if not np.isfinite(np.asarray(array)).all():
             raise ValueError(f"{name} holds NaN or infinity")
+
+
+def check_expansion(path: Path, name: str, size: int, stored: int) -> None:
+    """Raise `InputError` if the array ``name`` would unpack to ``size`` bytes, far more than the ``stored`` bytes."""
+    if size > FREE_BYTES and size > MAX_EXPANSION * stored:
+        raise InputError(
+            f"{path}: array {name!r} claims {size} bytes, but only {stored} are stored",
+            "write the file again, without compression",
+        )
+
+
+def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
+    """Raise `InputError` if the longest sequence makes the padded array far larger than the values in it.
+
+    ``lengths`` (rows,) count the tokens of each sequence, and ``token_bytes`` the bytes of a token. The message begins
+    with ``where``, the file.
+    """
+    rows = len(lengths)
+    longest, tokens = int(lengths.max()), int(lengths.sum())
+    padded_bytes = rows * longest * token_bytes
+    if padded_bytes > FREE_BYTES and padded_bytes > MAX_EXPANSION * tokens * token_bytes:
+        longest_row = int(np.argmax(lengths))
+        raise InputError(
+            f"{where}, row {longest_row}: {longest} tokens, to which all {rows} rows would be padded; together they "
+            f"have only {tokens} tokens",
+            "cut the row, or leave it out",
+        )

@@ -1,20 +1,31 @@
-"""Texts as symbols: each letter of the training rows is one, and all other letters share one.
+"""Texts as rows of a task: letters as symbols, the places of words, and spans that are marked in a text.
 
 A text is stored as the code points of its letters. The alphabet of a task is `UNKNOWN`, followed by the letters of
-its training rows; the symbol of a letter is its place in the alphabet.
+its training rows; the symbol of a letter is its place in the alphabet, and all other letters share one.
+
+A marked span stands between two letters that no text has. The marks are part of the stored text, so that whatever
+stores, splits, hashes or sends rows treats a marked text as any other text. A model's own tokenizer reads the text
+without marks (`parse_marks`), and the spans become masks of its tokens; a model that reads letters as symbols sees the
+marks, as relation extraction marks entities.
 """
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.size_limits import check_padding
+from reservoir.file_checks import check_padding
 
 UNKNOWN = "\ufffd"  # comes first in every alphabet, for the letters that no training row has
 GAPS = " \t\n\r"  # the white space between words; others, such as a no-break space, may be part of a word
 MAX_LETTERS = 64  # proteins, genomes and molecules are written with fewer letters; only texts use more
 MAX_SHOWN = 60  # letters in a message
+
+# Two of the noncharacters that Unicode reserves for the internal use of programs.
+SPAN_START, SPAN_END = "\ufdd0", "\ufdd1"
+_MARKS = re.compile(f"[{SPAN_START}{SPAN_END}]")
 
 
 def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -90,3 +101,49 @@ def shown(letters: str) -> str:
     # Without its quotes, the representation of such a letter is an escape, such as \t.
     text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in letters)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+@dataclass(frozen=True)
+class MarkedText:
+    """A text without marks, and its marked spans.
+
+    Parameters
+    ----------
+    text : str
+        The text.
+    spans : tuple of (int, int), optional
+        The first letter of each span and the one after its last, ascending; None if the places are not known.
+    ends_with_answer : bool, default False
+        Whether the last span is an answer, so that the text before it is a prompt.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...] | None = ()
+    ends_with_answer: bool = False
+
+    @property
+    def prompt_end(self) -> int | None:
+        """The number of letters before the last answer; None if the whole text is a prompt."""
+        if not self.ends_with_answer:
+            return None
+        assert self.spans  # the last of them is the answer
+        answer_start, _ = self.spans[-1]
+        return answer_start
+
+
+def has_marks(text: str) -> bool:
+    """Return whether a text has letters that mark spans."""
+    return _MARKS.search(text) is not None
+
+
+def with_span(text: str, start: int, end: int) -> str:
+    """Return a text with marks around the letters from ``start`` to before ``end``."""
+    return f"{text[:start]}{SPAN_START}{text[start:end]}{SPAN_END}{text[end:]}"
+
+
+def parse_marks(marked: str) -> MarkedText:
+    """Return a text without its marks, with the spans between them."""
+    # The n-th mark, from 0, has n marks before it, which the text without marks lacks. Starts and ends take turns.
+    places = [mark.start() - number for number, mark in enumerate(_MARKS.finditer(marked))]
+    starts, ends = places[::2], places[1::2]
+    return MarkedText(_MARKS.sub("", marked), tuple(zip(starts, ends, strict=True)))
