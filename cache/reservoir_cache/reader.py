@@ -284,6 +284,14 @@ class SplitFeatures:
         """The group number of each row, (rows,); None if the rows have no groups."""
         return self._targets.get("groups")
 
+    @property
+    def stretches(self) -> NDArray | None:
+        """The number of the stretch in which the labels of each window begin, (rows,), if rows are forecasts.
+
+        None if they are not, and if the entry does not store it.
+        """
+        return self._targets.get("stretches")
+
     def _decode(self, encoded: Encoded, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Return the values of a block as float32, (rows, tokens, width), in ``out`` if it is given."""
         return decode(encoded, self._entry.spec.store, self._entry.layout.offset_rows, out)

@@ -167,6 +167,8 @@ class Split:
     groups: np.ndarray | None = None
     # (rows,) of int or texts: what names each row in its source; None for the numbers of the rows in their split
     ids: np.ndarray | None = None
+    # (rows,) of int: the number of the stretch in which the labels of each window begin, if rows are forecasts
+    stretches: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -179,6 +181,7 @@ class Split:
             lengths=self.lengths[rows],
             groups=None if self.groups is None else self.groups[rows],
             ids=None if self.ids is None else self.ids[rows],
+            stretches=None if self.stretches is None else self.stretches[rows],
         )
 
 

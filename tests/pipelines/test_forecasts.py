@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from reservoir_cache import Entry, FeatureStore, write_targets
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.fitting import forecast_fitter, select
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -12,7 +13,7 @@ from reservoir_pipelines.fitting.fitter import ColumnFit
 from reservoir_pipelines.fitting.folds import time_folds
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter, mixture_weight
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.row_units import stretches_of_windows
+from reservoir_pipelines.fitting.row_units import stretches_of_all_windows
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import TimeSeriesSplit
 from sklearn.pipeline import make_pipeline
@@ -184,8 +185,34 @@ def test_overlapping_test_windows_count_once_for_each_stretch_of_forecast_steps(
     assert (result.evaluation.rows, result.evaluation.groups) == (windows, -(-windows // HORIZON))
     assert {comparison.groups for comparison in result.against} <= {result.evaluation.groups}
     assert "test windows overlap; intervals and p-values count 13 stretches of 3 steps" in capsys.readouterr().err
-    # Of several series, windows of one step take turns.
-    assert stretches_of_windows(np.arange(12), 2, 3).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
+    # Earlier versions stored no stretches. If no window is left out, those of one step take turns.
+    assert stretches_of_all_windows(np.arange(12), 2, 3).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
+
+
+def test_a_stretch_holds_windows_of_one_series_if_series_have_gaps_or_other_lengths(tmp_path):
+    lengths = {"a": 120, "b": 120, "c": 24}
+    table = pd.concat(
+        pd.DataFrame({"time": np.arange(120 - steps, 120), "id": name, "load": series(steps)})
+        for name, steps in lengths.items()
+    )
+    # Some steps of b are missing, two of them among the newest 24, which are test.
+    table.loc[(table["id"] == "b") & table["time"].isin([50, 98, 110]), "load"] = np.nan
+    path = tmp_path / "shops.csv"
+    table.to_csv(path, index=False)
+    features = extracted(path, missing="interpolate")
+    result = fit(features, columns="raw", alphas="10:10:1", out=tmp_path / "readout")
+    lines = pd.read_csv(tmp_path / "readout" / "predictions.csv").query("split == 'test' and output == 0")
+    names_and_steps = [line_id.split(" ") for line_id in lines["id"]]
+    places = [(name, (int(step) - 96) // HORIZON) for name, step in names_and_steps]
+    pairs = {*zip(places, lines["unit"], strict=True)}
+    assert len(pairs) == len({*places}) == lines["unit"].nunique() == result.evaluation.groups
+    # The next extraction adds the stretches to an entry of an earlier version, which stored none.
+    rows = FeatureStore(features.entry)["test"]
+    targets = {name: getattr(rows, name) for name in ("y", "lengths", "index", "ids")}
+    write_targets(Entry.open(features.entry), "test", targets)
+    assert FeatureStore(features.entry)["test"].stretches is None
+    stretches = FeatureStore(extracted(path, missing="interpolate").entry)["test"].stretches
+    np.testing.assert_array_equal(stretches, rows.stretches)
 
 
 @pytest.mark.parametrize("readout", ["ridge", "ridge of changes", "mean of both ridges"])

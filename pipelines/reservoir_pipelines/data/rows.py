@@ -145,6 +145,8 @@ class Rows:
         The rows of a new table, if they are steps of one recording.
     class_names : tuple of str
         The names of the classes whose numbers are in ``y``; empty if ``y`` holds the labels themselves.
+    stretches : array (rows,) of int, optional
+        The number of the stretch in which the labels of each window begin, if rows are forecasts.
     """
 
     x: Sequences
@@ -165,6 +167,7 @@ class Rows:
     windows: RecordingWindows | None = None
     steps: RecordingSteps | None = None
     class_names: tuple[str, ...] = ()
+    stretches: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.x.shape[0]

@@ -86,6 +86,14 @@ class PreparedSplit:
         return self._read(("groups",), 0, len(self))["groups"] if self._has("groups") else None
 
     @cached_property
+    def stretches(self) -> np.ndarray | None:
+        """The number of the stretch in which the labels of each window begin, (rows,) of int64.
+
+        None if rows are not forecasts, and for forecasts that earlier versions prepared.
+        """
+        return self._read(("stretches",), 0, len(self))["stretches"] if self._has("stretches") else None
+
+    @cached_property
     def ids(self) -> np.ndarray:
         """What names each row in its source, (rows,) of texts or int64; of generated rows, their numbers."""
         if not self._has("ids"):

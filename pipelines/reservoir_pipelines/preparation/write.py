@@ -77,7 +77,14 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
         ids = split.ids
         if ids is not None and ids.dtype.kind == "U":  # HDF5's strings of a fixed size are bytes
             ids = np.char.encode(ids, "utf-8", "surrogatepass")
-        arrays = {"x": split.x, "y": y, "lengths": lengths, "groups": split.groups, "ids": ids}
+        arrays = {
+            "x": split.x,
+            "y": y,
+            "lengths": lengths,
+            "groups": split.groups,
+            "ids": ids,
+            "stretches": split.stretches,
+        }
         # The file is not durable, because the whole folder is synced at its end.
         path = folder / name / f"{number:05d}.h5"
         path.parent.mkdir(exist_ok=True)
