@@ -261,6 +261,30 @@ def test_forecasts_that_repeat_values_stand_beside_the_readout(tmp_path):
         assert scores[name] == pytest.approx(r2, rel=1e-3)
 
 
+def test_a_repetition_of_a_masked_value_is_the_newest_known_value_before_it(tmp_path, monkeypatch):
+    values = series()
+    values[np.random.default_rng(1).random(200) < 0.05] = np.nan
+    values[[194, 199]] = np.nan  # what the forecast after the last step would repeat
+    path = write(tmp_path, values)
+    features = extracted(path, missing="mask")
+    monkeypatch.setattr(select, "clearly_better", lambda fit, *_: str(fit.columns[0]) == "the value 6 steps before")
+    result = fit(features, out=tmp_path / "readout")
+    steps = prepare(path, forecast=HORIZON, past=PAST, missing="mask", cache=path.parent / "cache").split("test").ids
+    first = steps.astype(int)
+    y = np.stack([values[step : step + HORIZON] for step in first])
+    newest = pd.Series(values).ffill().to_numpy()
+    repeated = {
+        "the last value": np.stack([newest[[step - 1] * 3] for step in first]),
+        "the value 6 steps before": np.stack([newest[step - 6 : step - 6 + HORIZON] for step in first]),
+    }
+    scores = {row.name: row.test_score for row in (result.best, *result.baselines)}
+    for name, forecast in repeated.items():
+        r2 = 1 - (np.square(forecast - y).sum(axis=0) / np.square(y - y.mean(axis=0)).sum(axis=0)).mean()
+        assert scores[name] == pytest.approx(r2, rel=1e-3)
+    labels = [prediction.label for prediction in predict(tmp_path / "readout", path)]
+    np.testing.assert_allclose(labels, newest[-6:-3], rtol=1e-6)
+
+
 def test_noise_does_not_make_a_period_a_multiple_of_it():
     for seed in range(10):
         draw = np.random.default_rng(seed)
