@@ -246,6 +246,25 @@ def test_two_fits_are_compared_on_the_rows_that_both_have(pair, call, tmp_path):
     assert json.loads(out)["p_value"] == found.p_value
 
 
+def test_fits_with_balanced_class_weights_are_compared_by_balanced_accuracy(pair, extracted, tmp_path, capsys):
+    folders = [tmp_path / "block01", tmp_path / "embed"]
+    for folder in folders:
+        settings = {"alphas": "1:1:1", "select": "valid", "class_weight": "balanced", "out": folder}
+        result = fit(extracted, columns=f"{folder.name}/mean", **settings)
+        assert result.best.metric == "balanced_accuracy"
+    cells = [columns_of(folder)["test"] for folder in folders]
+    labels, predicted = np.array(cells[0]["label"]), [np.array(each["best"]) for each in cells]
+    recalls = [[(one[labels == c] == c).mean() for c in np.unique(labels)] for one in predicted]
+    both = compare(*folders)
+    assert both.metric == "balanced_accuracy"
+    assert (both.first_score, both.second_score) == pytest.approx(np.mean(recalls, axis=1))
+    assert both.difference == pytest.approx(both.first_score - both.second_score)
+    assert both.second_interval == pytest.approx(result.best.test_interval)
+    capsys.readouterr()
+    assert compare(pair[0], folders[1]).metric == "accuracy"
+    assert f"compared by accuracy, although {folders[1]} was chosen by balanced accuracy" in capsys.readouterr().err
+
+
 def test_the_order_of_rows_in_a_file_does_not_matter(pair, tmp_path):
     shutil.copytree(pair[1], tmp_path / "turned")
     head, *lines = (pair[1] / "predictions.csv").read_text().splitlines(keepends=True)
