@@ -284,6 +284,20 @@ class SplitFeatures:
         """The group number of each row, (rows,); None if the rows have no groups."""
         return self._targets.get("groups")
 
+    @cached_property
+    def group_names(self) -> NDArray | None:
+        """The group of each row as its source calls it, (rows,) of texts.
+
+        None if the rows have no groups, and if the entry does not store their names.
+        """
+        stored = self._targets.get("group_names")
+        try:
+            return None if stored is None else ids_of_numbers(stored)
+        except UNREADABLE as error:
+            line = self._manifest.targets
+            assert line  # `_targets` refuses a split without labels
+            raise self._damaged(line) from error
+
     @property
     def stretches(self) -> NDArray | None:
         """The number of the stretch in which the labels of each window begin, (rows,), if rows are forecasts.

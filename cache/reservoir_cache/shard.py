@@ -48,6 +48,7 @@ TARGET_RANKS = {
     "spans": (2,),
     "text_ids": (1, 2),
     "stretches": (1,),
+    "group_names": (2,),
 }
 """Possible numbers of dimensions of each dataset of ``targets.h5``, in the order in which they are written."""
 

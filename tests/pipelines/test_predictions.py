@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from reservoir_cache import SplitFeatures
+from reservoir_cache import Entry, FeatureStore, SplitFeatures, write_targets
 from reservoir_pipelines import compare, extract, fit, report, train
 from reservoir_pipelines.fitting import predictions_csv
 from reservoir_pipelines.tables import layer_table
@@ -156,11 +156,14 @@ def test_several_labels_of_a_row_have_a_line_each(tmp_path):
     draw = np.random.default_rng(0)
     x, groups = draw.normal(size=(240, 12, 2)).astype(np.float32), np.arange(240) // 4
     y = x.mean(axis=1) + 0.1 * draw.normal(size=(240, 2)) + draw.normal(size=60)[groups][:, None]
-    np.savez(tmp_path / "d.npz", x=x, y=y, groups=groups)
+    names = np.char.add("person ", groups.astype(str))
+    np.savez(tmp_path / "d.npz", x=x, y=y, groups=names)
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "c", layers="embed,block01", pool="mean", **EMBEDDED)
     done = fit(features, select="cv3", columns=features.columns, alphas="1:1:1", out=tmp_path / "f")
     found = columns_of(tmp_path / "f")
     assert list(found["test"])[:5] == ["split", "id", "group", "output", "label"]
+    for split, cells in found.items():  # the names of groups, not their numbers in the order of these
+        assert cells["group"].tolist() == names[cells["id"].astype(int)].tolist(), split
     assert found["test"]["output"].tolist() == ["0", "1"] * features["test"].rows
     test = {name: found["test"][name].astype(float).reshape(-1, 2) for name in ("label", "best", "the mean")}
     np.testing.assert_array_equal(test["label"].astype(np.float32), features["test"].labels[:, 0])
@@ -181,6 +184,17 @@ def test_several_labels_of_a_row_have_a_line_each(tmp_path):
     difference = r2_score(test["label"], test["best"]) - r2_score(test["label"], theirs)
     assert both.metric == "R²" and both.groups == len(set(features["test"].groups))
     assert both.difference == pytest.approx(both.first_score - both.second_score, abs=1e-6)
+    # An entry of an earlier version has no names of groups.
+    for split in ("train", "valid", "test"):
+        rows = features[split]
+        arrays = {name: getattr(rows, name) for name in ("y", "lengths", "index", "ids", "groups")}
+        write_targets(Entry.open(features.entry), split, arrays)
+    store = FeatureStore(features.entry)
+    older = fit(store, select="cv3", columns="embed/mean", alphas="1e5:1e5:1", out=tmp_path / "h").saved.parent
+    numbers = columns_of(older)["test"]["group_number"].astype(int).tolist()
+    assert numbers == np.repeat(features["test"].groups, 2).tolist()
+    assert compare(tmp_path / "f", older).difference == compare(tmp_path / "f", other).difference
+    assert compare(older, tmp_path / "f").groups == both.groups
     assert both.difference == pytest.approx(difference, abs=1e-6)
     low, high = both.difference_interval
     assert low < difference < high

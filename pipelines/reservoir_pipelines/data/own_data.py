@@ -161,6 +161,7 @@ class OwnData(Source):
             y=self._labels.y[rows],
             lengths=self._lengths[rows],
             groups=None if groups is None else groups[rows],
+            group_names=None if self._rows.groups is None else self._rows.groups[rows].astype(str),
             ids=self._rows.names[rows],
             stretches=None if self._rows.stretches is None else self._rows.stretches[rows],
         )

@@ -1,8 +1,8 @@
 """The file ``predictions.csv`` of a fit or a run, and the predictions that it holds.
 
-The file has a line for each label of validation and test rows: the columns ``split``, ``id``, perhaps
-``group``, ``unit``, ``token`` and ``output``, then ``label``, and one or two columns for each readout. It is CSV,
-because every program reads it, and lines are written some at a time.
+The file has a line for each label of validation and test rows: the columns ``split``, ``id``, perhaps ``group`` or
+``group_number``, ``unit``, ``token`` and ``output``, then ``label``, and one or two columns for each readout. It is
+CSV, because every program reads it, and lines are written some at a time.
 """
 
 import csv
@@ -21,6 +21,10 @@ from reservoir_pipelines.output import meter, notify
 
 PREDICTIONS = "predictions.csv"
 BEST = "best"  # the column of the readout that a fit saves, or of a run's model
+GROUP = "group"  # the column of the names of groups
+GROUP_NUMBER = (
+    "group_number"  # the column in its place if their names are not known, as from earlier versions
+)
 PROBABILITY = "_probability"  # end of the names of columns of probabilities
 # Most predictions in the file. A prediction takes about 15 bytes, so this file has 300 MB.
 MAX_PREDICTIONS = 20_000_000
@@ -33,7 +37,8 @@ class LabelledRows:
 
     ids: np.ndarray  # (rows,); if rows are words or tokens of texts, those of their texts
     y: np.ndarray  # the labels (rows, readout_tokens, outputs)
-    groups: np.ndarray | None  # (rows,); None if the rows have no groups
+    groups: np.ndarray | None  # the numbers of groups, (rows,); None if the rows have no groups
+    group_names: np.ndarray | None = None  # (rows,); None if they are not known
     # The number of each word or token in its text, (rows,), from 0; None if rows are not words or tokens.
     numbers: np.ndarray | None = None
     # The unit of each row, (rows,), as `row_units` returns it: the group, if rows have groups. None if each is a unit.
@@ -52,7 +57,14 @@ class LabelledRows:
         if (pointers := rows.pointers) is not None:
             first_row_of_text = np.repeat(pointers[:-1], np.diff(pointers))  # of the text of each row
             numbers = np.arange(rows.rows) - first_row_of_text
-        return cls(ids=rows.ids, y=rows.labels, groups=rows.groups, numbers=numbers, units=units)
+        return cls(
+            ids=rows.ids,
+            y=rows.labels,
+            groups=rows.groups,
+            group_names=rows.group_names,
+            numbers=numbers,
+            units=units,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,11 +134,16 @@ class _PredictionLines:
         """Whether test rows have units that are neither rows nor groups; other rows are given none."""
         return any(rows.units is not None and rows.groups is None for rows in self.splits.values())
 
+    @property
+    def _has_group_names(self) -> bool:
+        """Whether the names of all groups are known."""
+        return all(rows.group_names is not None for rows in self.splits.values())
+
     def headings(self) -> list[str]:
         """Return the names of the columns."""
         names = ["split", "id"]
         if any(rows.groups is not None for rows in self.splits.values()):
-            names.append("group")
+            names.append(GROUP if self._has_group_names else GROUP_NUMBER)
         if self._has_units:
             names.append("unit")
         # The token is a number in a text, or in a row with several labelled tokens; never both.
@@ -156,8 +173,9 @@ class _PredictionLines:
             chunk = slice(start, start + CHUNK_LINES)
             row_numbers, labels = row_of_line[chunk], label_of_line[chunk]
             columns: list[list[Any]] = [[split] * len(row_numbers), rows.ids[row_numbers].tolist()]
-            if rows.groups is not None:
-                columns.append(rows.groups[row_numbers].tolist())
+            groups = rows.group_names if self._has_group_names else rows.groups
+            if groups is not None:
+                columns.append(groups[row_numbers].tolist())
             if self._has_units:
                 no_units = [""] * len(row_numbers)
                 columns.append(no_units if rows.units is None else rows.units[row_numbers].tolist())

@@ -209,6 +209,7 @@ def _test(job: Job, folder: RunFolder, steps: FPTSteps, rows: Split) -> _TestSco
             ids=stored.ids[index],
             y=y.reshape(len(y), task.readout_tokens, task.outputs),
             groups=groups,
+            group_names=None if stored.group_names is None else stored.group_names[index],
             units=units,
         )
         predictions = ReadoutPredictions(
