@@ -284,6 +284,28 @@ class SplitFeatures:
         """The group number of each row, (rows,); None if the rows have no groups."""
         return self._targets.get("groups")
 
+    @cached_property
+    def group_names(self) -> NDArray | None:
+        """The group of each row as its source calls it, (rows,) of texts.
+
+        None if the rows have no groups, and if the entry does not store their names.
+        """
+        stored = self._targets.get("group_names")
+        try:
+            return None if stored is None else ids_of_numbers(stored)
+        except UNREADABLE as error:
+            line = self._manifest.targets
+            assert line  # `_targets` refuses a split without labels
+            raise self._damaged(line) from error
+
+    @property
+    def stretches(self) -> NDArray | None:
+        """The number of the stretch in which the labels of each window begin, (rows,), if rows are forecasts.
+
+        None if they are not, and if the entry does not store it.
+        """
+        return self._targets.get("stretches")
+
     def _decode(self, encoded: Encoded, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Return the values of a block as float32, (rows, tokens, width), in ``out`` if it is given."""
         return decode(encoded, self._entry.spec.store, self._entry.layout.offset_rows, out)

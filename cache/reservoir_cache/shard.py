@@ -49,6 +49,8 @@ TARGET_RANKS = {
     "token_ids": (1,),
     "spans": (2,),
     "text_ids": (1, 2),
+    "stretches": (1,),
+    "group_names": (2,),
 }
 """Possible numbers of dimensions of each dataset of ``targets.h5``, in the order in which they are written."""
 

@@ -40,24 +40,29 @@ Arrays = Mapping[str, NDArray[np.float32] | Encoded]
 """Features by column, (rows of the block, tokens, width) each, perhaps encoded."""
 
 WRITERS = 3  # threads that encode and write blocks: one may wait for the disk while the others compute
-ID_DATASETS = ("ids", "text_ids")  # the names of rows, or of the texts whose tokens are rows
+# Datasets that may hold texts: the names of rows, or of the texts whose tokens are rows, and of the groups of rows.
+NAME_DATASETS = ("ids", "text_ids", "group_names")
+# The datasets of targets that are part of neither the data's digest nor the key: an entry that lacks them, or has
+# others, is given them.
+RENEWED = (*NAME_DATASETS, "stretches")
 PENDING = 6  # blocks that may be in memory and not on disk yet
 # Size of the shards that are listed in one write of their page, because pages take three of the four fsyncs of a shard.
 GROUP_BYTES = 2**26
 
 
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
-    """Write the labels, lengths and row numbers of a split, unless they exist with the same ids.
+    """Write the labels, lengths and row numbers of a split, unless they exist with the same names and stretches.
 
-    ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` and ``index`` (rows,), perhaps
-    ``groups``, and perhaps ``ids`` (rows,) of texts or integers. If rows are tokens of texts, it has ``pointers``
-    (texts + 1,), ``token_ids`` (rows,), ``spans`` (rows, 2), and perhaps ``text_ids`` (texts,) instead of ``ids``.
+    ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` and ``index`` (rows,), perhaps ``groups``,
+    ``group_names`` and ``stretches``, and perhaps ``ids`` (rows,) of texts or integers. If rows are tokens of texts, it
+    has ``pointers`` (texts + 1,), ``token_ids`` (rows,), ``spans`` (rows, 2), and perhaps ``text_ids`` (texts,) instead
+    of ``ids``.
     """
     folder = entry.path / split
     arrays = {name: np.asarray(targets[name]) for name in TARGET_RANKS if name in targets}
-    arrays |= {name: numbers_of_ids(arrays[name]) for name in ID_DATASETS if name in arrays}
+    arrays |= {name: numbers_of_ids(arrays[name]) for name in NAME_DATASETS if name in arrays}
     exists = has_listed_size(folder, entry.page(split, 0).targets)
-    if exists and _has_ids(folder / TARGETS_FILE, arrays):
+    if exists and _is_current(folder / TARGETS_FILE, arrays):
         return  # without a lock, because taking one needs write permission
     locks = entry_locks(entry.path)
     with locks.at_work(), locks.mutex():
@@ -71,14 +76,14 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
         replace(page, targets=line).write(folder, 0)
 
 
-def _has_ids(path: Path, arrays: Mapping[str, NDArray]) -> bool:
-    """Return whether a file of targets stores the ids of these arrays; False if it cannot be read."""
+def _is_current(path: Path, arrays: Mapping[str, NDArray]) -> bool:
+    """Return whether a file of targets stores the `RENEWED` datasets of these arrays; False if it cannot be read."""
     try:
         with open_hdf5(path) as file:
-            stored = {name: read_array(file, name) for name in ID_DATASETS if name in file}
+            stored = {name: read_array(file, name) for name in RENEWED if name in file}
     except UNREADABLE:
         return False
-    expected = {name: arrays[name] for name in ID_DATASETS if name in arrays}
+    expected = {name: arrays[name] for name in RENEWED if name in arrays}
     return stored.keys() == expected.keys() and all(
         np.array_equal(array, expected[name]) for name, array in stored.items()
     )

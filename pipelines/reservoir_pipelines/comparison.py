@@ -3,22 +3,24 @@
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.readouts.evaluation import evaluate_labels
+from reservoir.readouts.evaluation import balanced_interval, evaluate_labels
 from reservoir.readouts.linear import metric_name
 from reservoir.readouts.paired import paired_difference
 from reservoir_pipelines.files import read_checked
-from reservoir_pipelines.fitting.predictions_csv import BEST, PREDICTIONS
+from reservoir_pipelines.fitting.predictions_csv import BEST, GROUP, GROUP_NUMBER, PREDICTIONS
 from reservoir_pipelines.fitting.results import SUMMARY
-from reservoir_pipelines.output import Record
+from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.training.run_folder import RESULT
 
 # A readout was chosen by its score on validation rows, so only test rows compare two of them.
 SPLIT = "test"
+BALANCED = "balanced_accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +31,8 @@ class Comparison(Record):
     ----------
     first, second : Path
         The folders that were compared.
-    metric : {"accuracy", "R²"}
-        The metric of the scores.
+    metric : {"accuracy", "balanced_accuracy", "R²"}
+        The metric of the scores: balanced accuracy if both were chosen by it.
     rows : int
         Number of test rows that both predict; the scores are those on these rows.
     groups : int
@@ -74,6 +76,7 @@ class _Predictions:
     """The test predictions of the readout that a fit or run saved."""
 
     folder: Path
+    metric: str  # by which the readout was chosen
     classes: tuple[str, ...]  # empty for a regression
     # The labels of each row by their place, by the id of the row.
     rows: dict[str, dict[LabelPlace, LabelPair]]
@@ -98,15 +101,22 @@ def compare(first: Path, second: Path) -> Comparison:
     # Evaluate both on these samples.
     group_of = first_run.groups or second_run.groups
     groups = np.unique([group_of[row] for row in common], return_inverse=True)[1] if group_of else None
+    metric = _common_metric(first_run, second_run)
+    is_balanced = metric == BALANCED
     first_evaluation, second_evaluation = (
-        evaluate_labels(truth, labels, [*codes], None, counts, groups) for labels in predicted
+        evaluate_labels(truth, labels, [*codes], None, counts, groups, balanced=is_balanced)
+        for labels in predicted
     )
     # Samples of one row depend on each other, and so do rows of one group: the difference is over rows or groups.
     units = np.repeat(np.arange(len(common)) if groups is None else groups, counts)
     difference = paired_difference(
-        (first_evaluation, second_evaluation), truth, (predicted[0], predicted[1]), units
+        (first_evaluation, second_evaluation),
+        truth,
+        (predicted[0], predicted[1]),
+        units,
+        balanced=is_balanced,
     )
-    metric = metric_name(len(codes))
+    interval_of = balanced_interval if is_balanced else attrgetter("interval")
     return Comparison(
         first=first_run.folder,
         second=second_run.folder,
@@ -117,12 +127,23 @@ def compare(first: Path, second: Path) -> Comparison:
         only_second=len(second_run.rows) - len(common),
         first_score=first_evaluation.scores[metric],
         second_score=second_evaluation.scores[metric],
-        first_interval=first_evaluation.interval,
-        second_interval=second_evaluation.interval,
+        first_interval=interval_of(first_evaluation),
+        second_interval=interval_of(second_evaluation),
         difference=difference.value,
         difference_interval=difference.interval,
         p_value=difference.p_value,
     )
+
+
+def _common_metric(first_run: _Predictions, second_run: _Predictions) -> str:
+    """Return the metric by which two readouts are compared; print a line if one of them was chosen by another."""
+    if first_run.metric == second_run.metric == BALANCED:
+        return BALANCED
+    metric = metric_name(len(first_run.classes))
+    for run in (first_run, second_run):
+        if run.metric == BALANCED:
+            notify(f"compared by {metric}, although {run.folder} was chosen by balanced accuracy")
+    return metric
 
 
 def _read(path: Path) -> _Predictions:
@@ -141,7 +162,8 @@ def _read(path: Path) -> _Predictions:
     rows: dict[str, dict[LabelPlace, LabelPair]] = {}
     groups: dict[str, str] = {}
     with as_input_error(f"{folder}: damaged", "run the command that wrote it again"):
-        evaluation = read_checked(summary)["evaluation"]
+        summary_values = read_checked(summary)
+        evaluation = summary_values["evaluation"]
         classes = tuple(map(str, evaluation["classes"]))
         for line in _lines(file):
             # Files with one label in each row have no columns for tokens and outputs.
@@ -153,7 +175,7 @@ def _read(path: Path) -> _Predictions:
                     "give each row another id",
                 )
             labels[place] = line["label"], line[BEST]
-            group = line.get("unit", line.get("group"))
+            group = next((line[name] for name in ("unit", GROUP, GROUP_NUMBER) if name in line), None)
             if group is not None:
                 groups[line["id"]] = group
         if evaluation.get("groups") and not groups:
@@ -161,7 +183,8 @@ def _read(path: Path) -> _Predictions:
                 f"{file}: it lacks the units of its rows, which earlier versions did not write",
                 "run its command again",
             )
-    return _Predictions(folder=folder, classes=classes, rows=rows, groups=groups)
+    metric = summary_values.get("metric", "")
+    return _Predictions(folder=folder, metric=metric, classes=classes, rows=rows, groups=groups)
 
 
 def _lines(file: Path) -> Iterator[dict[str, str]]:

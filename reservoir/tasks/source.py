@@ -158,17 +158,32 @@ def clean_symbols(
     Raise `InputError` for the first number that is not a symbol of the vocabulary. The message begins with ``where``,
     and counts rows from ``first_row``, the number of the first row in the file.
     """
+    problems = unknown_symbols(x, lengths, vocabulary)
+    if problems:
+        row = min(problems)
+        raise InputError(
+            f"{where}: row {first_row + row}, {problems[row]}",
+            "replace it, or fit to data with more symbols",
+        )
+    is_real = np.arange(x.shape[1]) < lengths[:, None]
+    return np.where(is_real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
+
+
+def unknown_symbols(x: np.ndarray, lengths: np.ndarray, vocabulary: int) -> dict[int, str]:
+    """Return what is wrong with each row of ``x`` (rows, tokens) that has an unknown number, by the number of the row.
+
+    A symbol is a whole number from 0 to ``vocabulary`` - 1. The text names the first other number of the row. Only the
+    ``lengths`` (rows,) real tokens count.
+    """
     is_real = np.arange(x.shape[1]) < lengths[:, None]
     is_symbol = (x >= 0) & (x < vocabulary) & (x == np.rint(x))
     is_wrong = is_real & ~is_symbol
-    if is_wrong.any():
-        row, token = (int(i) for i in np.argwhere(is_wrong)[0])
-        raise InputError(
-            f"{where}: row {first_row + row}, token {token}: {x[row, token]} is not a symbol from 0 to "
-            f"{vocabulary - 1}",
-            "replace it, or fit to data with more symbols",
-        )
-    return np.where(is_real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
+    rows = np.flatnonzero(is_wrong.any(axis=1)).tolist()
+    first_tokens = is_wrong[rows].argmax(axis=1).tolist()
+    return {
+        row: f"token {token}: {x[row, token]} is not a symbol from 0 to {vocabulary - 1}"
+        for row, token in zip(rows, first_tokens, strict=True)
+    }
 
 
 def generated_pieces(split_rows: Sequence[int], piece_rows: int) -> list[Piece]:

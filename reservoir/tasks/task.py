@@ -165,8 +165,11 @@ class Split:
     cut: int = 0  # sequences that are shortened
     # (rows,) of int: the group (patient, machine) of each row, if there are groups
     groups: np.ndarray | None = None
+    group_names: np.ndarray | None = None  # (rows,) of texts: the group of each row, as its source calls it
     # (rows,) of int or texts: what names each row in its source; None for the numbers of the rows in their split
     ids: np.ndarray | None = None
+    # (rows,) of int: the number of the stretch in which the labels of each window begin, if rows are forecasts
+    stretches: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -178,7 +181,9 @@ class Split:
             y=self.y[rows],
             lengths=self.lengths[rows],
             groups=None if self.groups is None else self.groups[rows],
+            group_names=None if self.group_names is None else self.group_names[rows],
             ids=None if self.ids is None else self.ids[rows],
+            stretches=None if self.stretches is None else self.stretches[rows],
         )
 
 

@@ -184,7 +184,8 @@ MISTAKES = [
     (["extract", "mnnist"], "did you mean 'mnist'"),
     (["train", "digits", "--backbone", "gtp2"], "did you mean 'gpt2'"),
     (["prepare", "missing.csv"], "missing.csv: no such file"),
-    (["fit", "missing.csv"], "nothing extracted for 'missing.csv'"),
+    (["fit", "missing.csv"], "nothing extracted for 'missing.csv', and there is no task or file 'missing.csv'"),
+    (["fit", "digit"], "give the path of your data, or a task; did you mean 'digits'"),
     (["predict", "no-readout", "missing.npz"], "no-readout: no such file or folder"),
 ]
 

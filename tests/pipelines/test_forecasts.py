@@ -5,13 +5,14 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from reservoir_cache import Entry, FeatureStore, write_targets
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.fitting import forecast_fitter, select
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.fitter import ColumnFit
 from reservoir_pipelines.fitting.folds import time_folds
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter, mixture_weight
-from reservoir_pipelines.fitting.predictions_csv import stretches_of_windows
+from reservoir_pipelines.fitting.predictions_csv import stretches_of_all_windows
 from reservoir_pipelines.fitting.results import Result
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import TimeSeriesSplit
@@ -184,8 +185,34 @@ def test_overlapping_test_windows_count_once_for_each_stretch_of_forecast_steps(
     assert (result.evaluation.rows, result.evaluation.groups) == (windows, -(-windows // HORIZON))
     assert {comparison.groups for comparison in result.against} <= {result.evaluation.groups}
     assert "test windows overlap; intervals and p-values count 13 stretches of 3 steps" in capsys.readouterr().err
-    # Of several series, windows of one step take turns.
-    assert stretches_of_windows(np.arange(12), 2, 3).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
+    # Earlier versions stored no stretches. If no window is left out, those of one step take turns.
+    assert stretches_of_all_windows(np.arange(12), 2, 3).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
+
+
+def test_a_stretch_holds_windows_of_one_series_if_series_have_gaps_or_other_lengths(tmp_path):
+    lengths = {"a": 120, "b": 120, "c": 24}
+    table = pd.concat(
+        pd.DataFrame({"time": np.arange(120 - steps, 120), "id": name, "load": series(steps)})
+        for name, steps in lengths.items()
+    )
+    # Some steps of b are missing, two of them among the newest 24, which are test.
+    table.loc[(table["id"] == "b") & table["time"].isin([50, 98, 110]), "load"] = np.nan
+    path = tmp_path / "shops.csv"
+    table.to_csv(path, index=False)
+    features = extracted(path, missing="interpolate")
+    result = fit(features, columns="raw", alphas="10:10:1", out=tmp_path / "readout")
+    lines = pd.read_csv(tmp_path / "readout" / "predictions.csv").query("split == 'test' and output == 0")
+    names_and_steps = [line_id.split(" ") for line_id in lines["id"]]
+    places = [(name, (int(step) - 96) // HORIZON) for name, step in names_and_steps]
+    pairs = {*zip(places, lines["unit"], strict=True)}
+    assert len(pairs) == len({*places}) == lines["unit"].nunique() == result.evaluation.groups
+    # The next extraction adds the stretches to an entry of an earlier version, which stored none.
+    rows = FeatureStore(features.entry)["test"]
+    targets = {name: getattr(rows, name) for name in ("y", "lengths", "index", "ids")}
+    write_targets(Entry.open(features.entry), "test", targets)
+    assert FeatureStore(features.entry)["test"].stretches is None
+    stretches = FeatureStore(extracted(path, missing="interpolate").entry)["test"].stretches
+    np.testing.assert_array_equal(stretches, rows.stretches)
 
 
 @pytest.mark.parametrize("readout", ["ridge", "ridge of changes", "mean of both ridges"])
@@ -232,6 +259,30 @@ def test_forecasts_that_repeat_values_stand_beside_the_readout(tmp_path):
     for name, forecast in repeated.items():
         r2 = 1 - (np.square(forecast - y).sum(axis=0) / np.square(y - y.mean(axis=0)).sum(axis=0)).mean()
         assert scores[name] == pytest.approx(r2, rel=1e-3)
+
+
+def test_a_repetition_of_a_masked_value_is_the_newest_known_value_before_it(tmp_path, monkeypatch):
+    values = series()
+    values[np.random.default_rng(1).random(200) < 0.05] = np.nan
+    values[[194, 199]] = np.nan  # what the forecast after the last step would repeat
+    path = write(tmp_path, values)
+    features = extracted(path, missing="mask")
+    monkeypatch.setattr(select, "clearly_better", lambda fit, *_: str(fit.columns[0]) == "the value 6 steps before")
+    result = fit(features, out=tmp_path / "readout")
+    steps = prepare(path, forecast=HORIZON, past=PAST, missing="mask", cache=path.parent / "cache").split("test").ids
+    first = steps.astype(int)
+    y = np.stack([values[step : step + HORIZON] for step in first])
+    newest = pd.Series(values).ffill().to_numpy()
+    repeated = {
+        "the last value": np.stack([newest[[step - 1] * 3] for step in first]),
+        "the value 6 steps before": np.stack([newest[step - 6 : step - 6 + HORIZON] for step in first]),
+    }
+    scores = {row.name: row.test_score for row in (result.best, *result.baselines)}
+    for name, forecast in repeated.items():
+        r2 = 1 - (np.square(forecast - y).sum(axis=0) / np.square(y - y.mean(axis=0)).sum(axis=0)).mean()
+        assert scores[name] == pytest.approx(r2, rel=1e-3)
+    labels = [prediction.label for prediction in predict(tmp_path / "readout", path)]
+    np.testing.assert_allclose(labels, newest[-6:-3], rtol=1e-6)
 
 
 def test_noise_does_not_make_a_period_a_multiple_of_it():

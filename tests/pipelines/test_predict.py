@@ -128,6 +128,30 @@ def test_rows_that_cannot_be_read_get_an_empty_label_and_the_reason(fitted, tmp_
     assert [one.row for one in explain(fitted, bad, first=9, out=tmp_path / "e.png").rows] == readable
 
 
+def test_rows_with_a_symbol_that_the_fit_did_not_have_are_rows_that_cannot_be_read(tmp_path):
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 5, (60, len(NAMES)))
+    path, new = tmp_path / "t.csv", tmp_path / "new.csv"
+    path.write_text(text(x, np.where(x[:, 0] > 1, "high", "low"), label="class"))
+    features = extract(path, symbols=True, layers="embed", pool="mean", cache=tmp_path / "c")
+    readout = fit(features, alphas="1:1:1", select="valid", out=tmp_path / "r").saved.parent
+    cells = x[:6].copy()
+    expected = [prediction.label for prediction in read_predictions(readout, new, cells)]
+    cells[2, 3], cells[3, 1] = 17, -1
+    predictions = read_predictions(readout, new, cells)
+    assert [prediction.label for prediction in predictions] == [*expected[:2], None, None, *expected[4:]]
+    assert predictions[2].problem == "row 2: token 3: 17 is not a symbol from 0 to 4"
+    assert [one.row for one in explain(readout, new, first=3, out=tmp_path / "e.png").rows] == [0, 1, 4]
+    # If that is true of all rows, the file has another kind of data.
+    with pytest.raises(InputError, match=r"row 0, token 0: \d is not a symbol from 0 to 4; replace it"):
+        read_predictions(readout, new, x[:6] + 5)
+
+
+def read_predictions(readout, path, cells):
+    path.write_text(text(cells))
+    return [*predict(readout, path)]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_predictions_are_written_with_ids_and_a_column_per_class(fitted, tmp_path, call, suffix):
     x, y = rows(12, seed=2)

@@ -10,7 +10,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import skops.io
-from reservoir_cache import SplitFeatures, locked
+from reservoir_cache import Entry, FeatureStore, SplitFeatures, locked, write_targets
 from reservoir_pipelines import compare, export, extract, fit, predict, report, train
 from reservoir_pipelines.fitting import predictions_csv
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -169,11 +169,14 @@ def test_several_labels_of_a_row_have_a_line_each(tmp_path):
     draw = np.random.default_rng(0)
     x, groups = draw.normal(size=(240, 12, 2)).astype(np.float32), np.arange(240) // 4
     y = x.mean(axis=1) + 0.1 * draw.normal(size=(240, 2)) + draw.normal(size=60)[groups][:, None]
-    np.savez(tmp_path / "d.npz", x=x, y=y, groups=groups)
+    names = np.char.add("person ", groups.astype(str))
+    np.savez(tmp_path / "d.npz", x=x, y=y, groups=names)
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "c", layers="embed,block01", pool="mean", **EMBEDDED)
     done = fit(features, select="cv3", columns=features.columns, alphas="1:1:1", out=tmp_path / "f")
     found = columns_of(tmp_path / "f")
     assert list(found["test"])[:5] == ["split", "id", "group", "output", "label"]
+    for split, cells in found.items():  # the names of groups, not their numbers in the order of these
+        assert cells["group"].tolist() == names[cells["id"].astype(int)].tolist(), split
     assert found["test"]["output"].tolist() == ["0", "1"] * features["test"].rows
     test = {name: found["test"][name].astype(float).reshape(-1, 2) for name in ("label", "best", "the mean")}
     np.testing.assert_array_equal(test["label"].astype(np.float32), features["test"].labels[:, 0])
@@ -194,6 +197,17 @@ def test_several_labels_of_a_row_have_a_line_each(tmp_path):
     difference = r2_score(test["label"], test["best"]) - r2_score(test["label"], theirs)
     assert both.metric == "R²" and both.groups == len(set(features["test"].groups))
     assert both.difference == pytest.approx(both.first_score - both.second_score, abs=1e-6)
+    # An entry of an earlier version has no names of groups.
+    for split in ("train", "valid", "test"):
+        rows = features[split]
+        arrays = {name: getattr(rows, name) for name in ("y", "lengths", "index", "ids", "groups")}
+        write_targets(Entry.open(features.entry), split, arrays)
+    store = FeatureStore(features.entry)
+    older = fit(store, select="cv3", columns="embed/mean", alphas="1e5:1e5:1", out=tmp_path / "h").saved.parent
+    numbers = columns_of(older)["test"]["group_number"].astype(int).tolist()
+    assert numbers == np.repeat(features["test"].groups, 2).tolist()
+    assert compare(tmp_path / "f", older).difference == compare(tmp_path / "f", other).difference
+    assert compare(older, tmp_path / "f").groups == both.groups
     assert both.difference == pytest.approx(difference, abs=1e-6)
     low, high = both.difference_interval
     assert low < difference < high
@@ -257,6 +271,25 @@ def test_two_fits_are_compared_on_the_rows_that_both_have(pair, call, tmp_path):
     assert f"on the same {n} test rows" in out and f"13 test rows that only {folders[0]} has" in out
     _, out, _ = call("compare", *folders, "--json")
     assert json.loads(out)["p_value"] == found.p_value
+
+
+def test_fits_with_balanced_class_weights_are_compared_by_balanced_accuracy(pair, extracted, tmp_path, capsys):
+    folders = [tmp_path / "block01", tmp_path / "embed"]
+    for folder in folders:
+        settings = {"alphas": "1:1:1", "select": "valid", "class_weight": "balanced", "out": folder}
+        result = fit(extracted, columns=f"{folder.name}/mean", **settings)
+        assert result.best.metric == "balanced_accuracy"
+    cells = [columns_of(folder)["test"] for folder in folders]
+    labels, predicted = np.array(cells[0]["label"]), [np.array(each["best"]) for each in cells]
+    recalls = [[(one[labels == c] == c).mean() for c in np.unique(labels)] for one in predicted]
+    both = compare(*folders)
+    assert both.metric == "balanced_accuracy"
+    assert (both.first_score, both.second_score) == pytest.approx(np.mean(recalls, axis=1))
+    assert both.difference == pytest.approx(both.first_score - both.second_score)
+    assert both.second_interval == pytest.approx(result.best.test_interval)
+    capsys.readouterr()
+    assert compare(pair[0], folders[1]).metric == "accuracy"
+    assert f"compared by accuracy, although {folders[1]} was chosen by balanced accuracy" in capsys.readouterr().err
 
 
 def test_the_order_of_rows_in_a_file_does_not_matter(pair, tmp_path):

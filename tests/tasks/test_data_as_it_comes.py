@@ -266,6 +266,10 @@ def test_times_that_cannot_be_sorted_are_refused(tmp_path):
     message = "like '13/10/2025 08:00' cannot be sorted; write ISO 8601 dates .* --drop time if"
     assert_refused(message, tmp_path / "runs", labels="labels.csv")
     assert len(stored(open_source(str(tmp_path / "runs"), labels="labels.csv", drop="time"))[0]) == 20
+    # Without its times, a table in long form would not be read in the order of its rows.
+    steps = [[row, f"{day}/10/2025", row % 3 + day, "ab"[row % 2]] for row in range(20) for day in range(10, 15)]
+    path = table(tmp_path / "long.csv", steps, "id,time,u,label")
+    assert_refused("like '10/10/2025' cannot be sorted; write ISO 8601 dates such as 2024-12-31, or numbers$", path)
 
 
 def test_recordings_of_excel_are_read_and_a_note_names_other_sampling_rates(tmp_path):

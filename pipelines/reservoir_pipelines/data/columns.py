@@ -284,8 +284,11 @@ def times_of(column: Any) -> np.ndarray | None:
     return times.dt.tz_localize(None).to_numpy() if times.notna().all() else None
 
 
-def sortable_times(table: Table, name: str) -> np.ndarray:
-    """Return a column of times as `times_of` does; a row with an empty cell is bad, and other cells are refused."""
+def sortable_times(table: Table, name: str, *, may_lack_times: bool = False) -> np.ndarray:
+    """Return a column of times as `times_of` does; a row with an empty cell is bad, and other cells are refused.
+
+    ``may_lack_times`` says that rows without times would be read in their order, so that the remedy names ``--drop``.
+    """
     column = table.frame[name]
     for row in np.flatnonzero(column.isna()):
         table.bad.add(row, f"no time in column {name!r}")
@@ -293,11 +296,10 @@ def sortable_times(table: Table, name: str) -> np.ndarray:
     times = times_of(column.ffill().bfill())
     if times is None:
         first = str(next(iter(filled(column)), ""))[:40]
-        raise InputError(
-            f"{table.path}, column {name!r}: times like {first!r} cannot be sorted",
-            f"write ISO 8601 dates such as 2024-12-31, or numbers, or pass --drop {quote(name)} "
-            "if the rows are in order",
-        )
+        remedy = "write ISO 8601 dates such as 2024-12-31, or numbers"
+        if may_lack_times:
+            remedy += f", or pass --drop {quote(name)} if the rows are in order"
+        raise InputError(f"{table.path}, column {name!r}: times like {first!r} cannot be sorted", remedy)
     return times
 
 

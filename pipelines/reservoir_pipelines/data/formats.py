@@ -10,6 +10,7 @@ from reservoir.errors import InputError
 from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.images import read_idx
+from reservoir.tasks.source import full_lengths, unknown_symbols
 from reservoir.tasks.task import Task, Tokens
 from reservoir.tasks.texts import texts_of
 from reservoir_pipelines.data import (
@@ -29,7 +30,7 @@ from reservoir_pipelines.data.media import media_files
 from reservoir_pipelines.data.recordings import prepare_recordings
 from reservoir_pipelines.data.rows import COLUMN_FLAGS, OR_PASS, Rows
 from reservoir_pipelines.data.table_labels import labels_path
-from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.data.values import clean_lengths, encode
 
 IDX_ENDINGS = ("-ubyte", ".idx")  # how the names of files end, before a suffix .gz
 IDX_SIDES = (28, 28)  # pixels of the images of MNIST
@@ -187,8 +188,26 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> Rows:
     # Symbols may be stored as floats.
     x = rows.x[:]
     are_whole = x.dtype.kind == "f" and x.ndim == 2 and bool((x == np.rint(x)).all())
-    reads_symbols = isinstance(task.form, Tokens)
-    return replace(rows, x=x.astype(np.int64) if reads_symbols and are_whole else x)
+    if not isinstance(task.form, Tokens):
+        return replace(rows, x=x)
+    return _without_unknown_symbols(
+        path, replace(rows, x=x.astype(np.int64) if are_whole else x), task.form
+    )
+
+
+def _without_unknown_symbols(path: Path, rows: Rows, form: Tokens) -> Rows:
+    """Return the rows without those with a number that is no symbol of the fit, unless that is true of all.
+
+    Windows of recordings stay, because a recording lacks no window. `encode` refuses the numbers that stay.
+    """
+    x = np.asarray(rows.x[:])
+    are_symbols = x.ndim == 2 and x.dtype.kind in "ui"  # NumPy's kinds: integers
+    are_windows = rows.windows is not None or rows.steps is not None
+    if not are_symbols or are_windows:
+        return rows
+    lengths = full_lengths(x) if rows.lengths is None else clean_lengths(str(path), rows.lengths, *x.shape)
+    problems = unknown_symbols(x, lengths, form.vocabulary)
+    return rows.without(problems) if 0 < len(problems) < len(rows) else rows
 
 
 def encode_rows(rows: Rows, task: Task, where: str) -> Rows:

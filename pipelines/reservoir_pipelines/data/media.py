@@ -502,7 +502,7 @@ def _in_order(table: Table, name: str) -> tuple[Table, float]:
 
     That is in seconds for dates, and 0 for a single row. Times that repeat are refused, unless the rows are in order.
     """
-    times = sortable_times(table, name)
+    times = sortable_times(table, name, may_lack_times=True)
     # What times differ by, as a number: for dates, in seconds.
     unit = np.timedelta64(1, "s") if times.dtype.kind == "M" else 1
     gaps = np.diff(np.sort(times)) / unit

@@ -93,7 +93,11 @@ class OwnData(Source):
             for name, value in vars(self.options).items()
             if name not in (*OF_ARRAYS, *OF_RECORDINGS, *OF_FORECASTS, *OF_TEXTS) or name in explicit
         }
-        return {"asked": options, "rules": RULES}
+        settings: dict[str, Any] = {"asked": options, "rules": RULES}
+        if self.options.forecast:
+            # Folders of forecasts that earlier versions prepared lack the stretches of windows, so they are not reused.
+            settings["stretches"] = True
+        return settings
 
     @property
     def name(self) -> str:
@@ -157,7 +161,9 @@ class OwnData(Source):
             y=self._labels.y[rows],
             lengths=self._lengths[rows],
             groups=None if groups is None else groups[rows],
+            group_names=None if self._rows.groups is None else self._rows.groups[rows].astype(str),
             ids=self._rows.names[rows],
+            stretches=None if self._rows.stretches is None else self._rows.stretches[rows],
         )
         split = self._split[rows]
         return {name: all_splits.take(split == name) for name in sorted(set(split.tolist()))}

@@ -1,7 +1,7 @@
 """What every reader of data returns: rows with labels, groups, names and splits, and the rows that cannot be read."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -145,6 +145,8 @@ class Rows:
         The rows of a new table, if they are steps of one recording.
     class_names : tuple of str
         The names of the classes whose numbers are in ``y``; empty if ``y`` holds the labels themselves.
+    stretches : array (rows,) of int, optional
+        The number of the stretch in which the labels of each window begin, if rows are forecasts.
     """
 
     x: Sequences
@@ -165,6 +167,7 @@ class Rows:
     windows: RecordingWindows | None = None
     steps: RecordingSteps | None = None
     class_names: tuple[str, ...] = ()
+    stretches: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.x.shape[0]
@@ -194,6 +197,30 @@ class Rows:
             return np.setdiff1d(all_numbers, [*self.skipped])
         fit_int64 = self.ids.dtype.kind in "iu" and np.can_cast(self.ids.dtype, np.int64)
         return self.ids.astype(np.int64 if fit_int64 else str)
+
+    def without(self, reasons: Mapping[int, str]) -> "Rows":
+        """Return the rows without those that have a reason to be skipped, which become ``skipped`` ones.
+
+        ``reasons`` has them by their number among these rows; ``skipped``, by their number in the file.
+        """
+        # Rows that are skipped already count in the file, too.
+        numbers_in_file = np.setdiff1d(np.arange(len(self) + len(self.skipped)), [*self.skipped])
+        names = self.names
+        newly_skipped: Skipped = {}
+        for row, reason in reasons.items():
+            number = int(numbers_in_file[row])
+            newly_skipped[number] = (names[row].item(), f"row {number}: {reason}")
+        stays = np.isin(np.arange(len(self)), [*reasons], invert=True)  # (rows,) of bool
+        return replace(
+            self,
+            x=np.asarray(self.x[:])[stays],
+            lengths=None if self.lengths is None else self.lengths[stays],
+            ids=names[stays],
+            y=None if self.y is None else self.y[stays],
+            groups=None if self.groups is None else self.groups[stays],
+            windows=None if self.windows is None else self.windows.take(stays),
+            skipped=self.skipped | newly_skipped,
+        )
 
     def refuse_unused(self, where: str, options: Sequence[str]) -> None:
         """Refuse ``options``, the names of those that are given, if they do not apply to the data at ``where``."""

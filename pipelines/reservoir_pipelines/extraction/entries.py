@@ -146,7 +146,7 @@ def entry_folder(root: Path, title: str, spec: Spec) -> Path:
 
 
 def write_labels(entry: Entry, prepared: Prepared, rows: Mapping[str, np.ndarray]) -> None:
-    """Write labels, lengths, groups and ids of an entry, unless it has them.
+    """Write labels, lengths, groups and their names, ids and stretches of an entry, unless it has them.
 
     ``rows`` has the numbers of the entry's rows in each split of the prepared data.
     """
@@ -155,6 +155,10 @@ def write_labels(entry: Entry, prepared: Prepared, rows: Mapping[str, np.ndarray
         targets = {"y": prepared_split.y, "lengths": prepared_split.lengths, "ids": prepared_split.ids}
         if prepared_split.groups is not None:
             targets["groups"] = prepared_split.groups
+        if prepared_split.group_names is not None:
+            targets["group_names"] = prepared_split.group_names
+        if prepared_split.stretches is not None:
+            targets["stretches"] = prepared_split.stretches
         has_all_rows = len(index) == len(prepared_split)  # the arrays then need not be copied
         if not has_all_rows:
             targets = {name: array[index] for name, array in targets.items()}

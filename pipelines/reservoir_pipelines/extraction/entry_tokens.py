@@ -102,6 +102,8 @@ class EntryTokens:
                 "token_ids": tokens.token_ids,
                 "spans": tokens.spans,
             }
+            if prepared.group_names is not None:
+                targets["group_names"] = prepared.group_names[index][text_of_row]
             # An entry without ids names the texts by their numbers.
             if not np.array_equal(text_ids, index):
                 targets["text_ids"] = text_ids

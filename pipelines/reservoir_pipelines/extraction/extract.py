@@ -19,7 +19,7 @@ from reservoir_cache import (
 )
 
 from reservoir.backbone_names import full_name
-from reservoir.errors import InputError
+from reservoir.errors import InputError, nearest
 from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
 from reservoir.tasks import TASKS
@@ -258,10 +258,14 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled:
         _refuse_unreadable(readings, labelled=labelled)
     what = f"the present content of {name}" if is_own_file else repr(name)
     options = ", ".join(f"{flag} {value}" for flag, value in required.items())
-    raise InputError(
-        f"the cache {root} has nothing extracted for {what}{f' with {options}' if options else ''}",
-        f"run reservoir extract {quote(name)} first",
-    )
+    problem = f"the cache {root} has nothing extracted for {what}{f' with {options}' if options else ''}"
+    can_be_extracted = is_own_file or is_hub_name or name in TASKS
+    if not can_be_extracted:
+        raise InputError(
+            f"{problem}, and there is no task or file {name!r}",
+            f"give the path of your data, or a task{nearest(name, TASKS)}",
+        )
+    raise InputError(problem, f"run reservoir extract {quote(name)} first")
 
 
 def _required_settings(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -334,14 +334,15 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
 def _raw_part(source: RawSource[Any]) -> Part:
     """Return the part of the raw input, of a statistic of it, or of its windows."""
     features = source.features
-    # A forecast that repeats values has a name of its own, but reads the raw input as it is.
+    statistic = features if isinstance(features, Statistic) else None
+    # A forecast that repeats values has a name of its own, but reads the raw input, or a statistic of it.
     columns = (RAW.name,) if features is None else names_of(source.columns)
     return Part(
         reservoir=None,
         digest="",
         compute="",
-        columns=columns,
-        statistic=features if isinstance(features, Statistic) else None,
+        columns=(statistic.name,) if statistic else columns,
+        statistic=statistic,
         windows=features.windows if isinstance(features, RawWindows) else None,
     )
 

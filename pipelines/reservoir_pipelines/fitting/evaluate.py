@@ -50,7 +50,8 @@ class Test:
         view = self._first_view
         rows = view["test"]
         read_inputs = partial(view.raw, "test") if view.has_raw else None
-        units, note = row_units(Task.from_dict(view.spec.task), rows.index, rows.groups, read_inputs)
+        task = Task.from_dict(view.spec.task)
+        units, note = row_units(task, rows.index, rows.groups, rows.stretches, read_inputs)
         if note:
             notify(note)
         return units

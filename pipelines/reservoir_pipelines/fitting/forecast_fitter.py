@@ -23,6 +23,7 @@ from reservoir_pipelines.fitting.source import (
     Source,
     in_memory_if_small,
 )
+from reservoir_pipelines.fitting.statistics import KNOWN_PAST, Statistic
 
 # Names of readouts:
 CHANGES = "ridge of changes"  # the readout of the changes from the last value
@@ -250,6 +251,9 @@ def _value_before(raw: RawSource[KnownSplit], steps: int, first_feature: int = 0
     ``first_feature`` is the number of the raw past's first feature among those of all columns. None if the features of
     the raw past are not its values one by one, because these are symbols or are pooled.
     """
+    if raw.features == Statistic(name=KNOWN_PAST):  # the values of the series themselves, one per step
+        number = first_feature + raw.task.max_tokens - steps
+        return LastValue(number, slice(first_feature, first_feature + raw.width()), scale=1.0, offset=0.0)
     scaling = raw.scaling
     dim = raw.task.form.dim if isinstance(raw.task.form, Vectors) else 0
     has_each_value = raw.width() == raw.task.max_tokens * dim
@@ -318,22 +322,27 @@ def _repetition(
 ) -> Choice:
     """Return the readout whose forecast of each step ahead is the value ``steps_back`` before the forecast.
 
-    ``steps_back`` has a number of steps for each step ahead, and ``name`` is that of the baseline.
+    If that value is missing, it is the newest known one before it. ``steps_back`` has a number of steps for each step
+    ahead, and ``name`` is that of the baseline.
     """
-    targets = fitter.targets(raw)
-    coef = np.zeros((raw.width(), targets.outputs))
+    # Masked values are 0 in the raw past, as if each were the mean.
+    has_masks = raw.task.parameters.get("missing") == "mask"
+    source = replace(
+        raw, baseline=Baseline(name), features=Statistic(name=KNOWN_PAST) if has_masks else None
+    )
+    targets = fitter.targets(source)
+    coef = np.zeros((source.width(), targets.outputs))
     intercept = np.zeros(targets.outputs)
     for ahead, steps in enumerate(steps_back):
-        past_value = _value_before(raw, steps)
+        past_value = _value_before(source, steps)
         assert past_value, "the windows of forecasts are stored value by value"
         # The value is its feature times the scale, plus the offset.
         coef[past_value.number, ahead] = past_value.scale
         intercept[ahead] = past_value.offset
     readout = LinearReadout(coef=coef, intercept=intercept, targets=targets)
-    baseline = Baseline(name)
-    held_out = fitter.held_out(raw, readout)
-    fit = _fit_without_penalty((baseline,), "repetition", targets, lambda: readout, held_out)
-    return Choice(fit, replace(raw, baseline=baseline), fitter)
+    held_out = fitter.held_out(source, readout)
+    fit = _fit_without_penalty(source.columns, "repetition", targets, lambda: readout, held_out)
+    return Choice(fit, source, fitter)
 
 
 def _fit_without_penalty(

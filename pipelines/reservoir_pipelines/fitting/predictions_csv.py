@@ -1,8 +1,8 @@
 """The file ``predictions.csv`` of a fit or a run, the predictions that it holds, and the units of their rows.
 
-The file has a line for each label of validation and test rows: the columns ``split``, ``id``, perhaps
-``group``, ``unit``, ``token`` and ``output``, then ``label``, and one or two columns for each readout. It is CSV,
-because every program reads it, and lines are written some at a time.
+The file has a line for each label of validation and test rows: the columns ``split``, ``id``, perhaps ``group`` or
+``group_number``, ``unit``, ``token`` and ``output``, then ``label``, and one or two columns for each readout. It is
+CSV, because every program reads it, and lines are written some at a time.
 
 Intervals count units in place of rows (`row_units`): rows of one unit depend on each other.
 """
@@ -26,6 +26,10 @@ from reservoir_pipelines.preparation.prepared import PreparedSplit
 
 PREDICTIONS = "predictions.csv"
 BEST = "best"  # the column of the readout that a fit saves, or of a run's model
+GROUP = "group"  # the column of the names of groups
+GROUP_NUMBER = (
+    "group_number"  # the column in its place if their names are not known, as from earlier versions
+)
 PROBABILITY = "_probability"  # end of the names of columns of probabilities
 # Most predictions in the file. A prediction takes about 15 bytes, so this file has 300 MB.
 MAX_PREDICTIONS = 20_000_000
@@ -40,7 +44,8 @@ class LabelledRows:
 
     ids: np.ndarray  # (rows,); if rows are words or tokens of texts, those of their texts
     y: np.ndarray  # the labels (rows, readout_tokens, outputs)
-    groups: np.ndarray | None  # (rows,); None if the rows have no groups
+    groups: np.ndarray | None  # the numbers of groups, (rows,); None if the rows have no groups
+    group_names: np.ndarray | None = None  # (rows,); None if they are not known
     # The number of each word or token in its text, (rows,), from 0; None if rows are not words or tokens.
     numbers: np.ndarray | None = None
     # The unit of each row, (rows,), as `row_units` returns it: the group, if rows have groups. None if each is a unit.
@@ -59,7 +64,14 @@ class LabelledRows:
         if (pointers := rows.pointers) is not None:
             first_row_of_text = np.repeat(pointers[:-1], np.diff(pointers))  # of the text of each row
             numbers = np.arange(rows.rows) - first_row_of_text
-        return cls(ids=rows.ids, y=rows.labels, groups=rows.groups, numbers=numbers, units=units)
+        return cls(
+            ids=rows.ids,
+            y=rows.labels,
+            groups=rows.groups,
+            group_names=rows.group_names,
+            numbers=numbers,
+            units=units,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,11 +141,16 @@ class _PredictionLines:
         """Whether test rows have units that are neither rows nor groups; other rows are given none."""
         return any(rows.units is not None and rows.groups is None for rows in self.splits.values())
 
+    @property
+    def _has_group_names(self) -> bool:
+        """Whether the names of all groups are known."""
+        return all(rows.group_names is not None for rows in self.splits.values())
+
     def headings(self) -> list[str]:
         """Return the names of the columns."""
         names = ["split", "id"]
         if any(rows.groups is not None for rows in self.splits.values()):
-            names.append("group")
+            names.append(GROUP if self._has_group_names else GROUP_NUMBER)
         if self._has_units:
             names.append("unit")
         # The token is a number in a text, or in a row with several labelled tokens; never both.
@@ -163,8 +180,9 @@ class _PredictionLines:
             chunk = slice(start, start + CHUNK_LINES)
             row_numbers, labels = row_of_line[chunk], label_of_line[chunk]
             columns: list[list[Any]] = [[split] * len(row_numbers), rows.ids[row_numbers].tolist()]
-            if rows.groups is not None:
-                columns.append(rows.groups[row_numbers].tolist())
+            groups = rows.group_names if self._has_group_names else rows.groups
+            if groups is not None:
+                columns.append(groups[row_numbers].tolist())
             if self._has_units:
                 no_units = [""] * len(row_numbers)
                 columns.append(no_units if rows.units is None else rows.units[row_numbers].tolist())
@@ -253,6 +271,7 @@ def row_units(
     task: Task,
     index: np.ndarray,
     groups: np.ndarray | None,
+    stretches: np.ndarray | None,
     open_inputs: Callable[[], PreparedSplit] | None,
 ) -> RowUnits:
     """Return the units of some test rows: their groups, of forecasts stretches of windows, else their distinct inputs.
@@ -265,6 +284,9 @@ def row_units(
         The number of each row among the prepared ones, ascending, (rows,).
     groups : np.ndarray or None
         The group of each row, (rows,), if rows have groups.
+    stretches : np.ndarray or None
+        The number of the stretch in which the labels of each window begin, (rows,), if rows are forecasts. None if it
+        is not stored, as by earlier versions.
     open_inputs : callable or None
         Opens the prepared rows, which hold the sequence of each row; called only if sequences are compared. None if
         there are none, so that each row counts as another input.
@@ -274,9 +296,12 @@ def row_units(
     # Windows overlap in their labels. The horizon is 0 for other tasks than forecasts.
     windows_overlap = task.horizon > 1
     if windows_overlap:
-        stretches = stretches_of_windows(index, task.horizon, int(task.parameters.get("series", 1)))
-        count = f"{int(stretches.max()) + 1:,} stretches of {task.horizon} steps"
-        return RowUnits(stretches, f"test windows overlap; intervals and p-values count {count}")
+        if stretches is None:
+            stretches = stretches_of_all_windows(index, task.horizon, int(task.parameters.get("series", 1)))
+        # Number the stretches from 0, because some may have no window.
+        units = np.unique(stretches, return_inverse=True)[1]
+        count = f"{int(units.max()) + 1:,} stretches of {task.horizon} steps"
+        return RowUnits(units, f"test windows overlap; intervals and p-values count {count}")
     if open_inputs is None:
         return RowUnits(None, "")
     input_of_row = repeated_inputs(open_inputs(), index, IMAGE_ROWS if task.pictures else RAW_ROWS)
@@ -286,20 +311,15 @@ def row_units(
     return RowUnits(input_of_row, f"the {rows} hold {distinct}; intervals and p-values count each once")
 
 
-def stretches_of_windows(index: np.ndarray, horizon: int, series: int) -> np.ndarray:
+def stretches_of_all_windows(index: np.ndarray, horizon: int, series: int) -> np.ndarray:
     """Return the stretch of ``horizon`` steps of a series in which the labels of each window begin, (rows,).
 
-    ``index`` (rows,) numbers the windows, oldest first; those of several ``series`` take turns.
-
-    Neighbouring windows share all labels but one, so their errors are alike, and single windows would count the same
-    evidence many times. In a simulation of two equally good forecasts of six steps (75 windows, 400 draws), p was below
-    .05 in 44% of draws over windows, and in 10% over stretches.
+    ``index`` (rows,) numbers the windows, oldest first; those of several ``series`` take turns, which is true if each
+    series has a window at every step.
     """
     # A window is that of series ``index % series`` at step ``index // series``.
     number_in_series = index // (horizon * series)
-    stretch = number_in_series * series + index % series
-    # Number the stretches from 0, because some may have no window.
-    return np.unique(stretch, return_inverse=True)[1]
+    return number_in_series * series + index % series
 
 
 def repeated_inputs(stored: PreparedSplit, index: np.ndarray, rows_at_a_time: int) -> np.ndarray | None:

@@ -25,6 +25,7 @@ SUMMARIES = "summary statistics"
 COMPOSITION = "composition"
 K_MERS = "k-mer counts"
 TF_IDF = "tf-idf"
+KNOWN_PAST = "newest known values"  # what forecasts that repeat values read, if some are missing
 SIZES = {COMPOSITION: (1,), K_MERS: (1, 2, 3)}  # numbers of letters of the k-mers that a statistic counts
 
 ReadRows = Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
@@ -51,7 +52,7 @@ class Statistic:
 
     def __post_init__(self) -> None:
         # A statistic may come from the file of a readout, so everything that features are computed from is checked.
-        if self.name not in (MEAN, SUMMARIES, ROLLING.name, TF_IDF, *SIZES):
+        if self.name not in (MEAN, SUMMARIES, ROLLING.name, TF_IDF, KNOWN_PAST, *SIZES):
             raise ValueError(f"unknown statistic {self.name[:40]!r}")
         lacks_words = self.name == TF_IDF and not self.words
         lacks_k_mers = self.name in SIZES and not (self.letters and self.terms)
@@ -79,6 +80,8 @@ class Statistic:
             return summaries(x, lengths)
         if self.name == ROLLING.name:
             return rolling(x, lengths, self.widths)
+        if self.name == KNOWN_PAST:
+            return known_past(x)
         if self.name == TF_IDF:
             return self._tf_idf(texts_of(x, lengths))
         return self._counts(x, lengths)
@@ -255,6 +258,19 @@ def summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     has_values = is_present.any(axis=1)
     statistics = [mean, deviation, np.where(has_values, low, 0), np.where(has_values, high, 0), slope]
     return np.concatenate(statistics, axis=1).astype(np.float32)
+
+
+def known_past(x: np.ndarray) -> np.ndarray:
+    """Return the newest known value of the first channel at each step of full windows, (rows, tokens).
+
+    A step before the first known value has that one. A row without any has NaN.
+    """
+    values = x[:, :, 0]
+    is_known = np.isfinite(values)
+    known_steps = np.where(is_known, np.arange(x.shape[1]), -1)
+    first_known_step = is_known.argmax(axis=1)[:, None]
+    newest_known_step = np.maximum(np.maximum.accumulate(known_steps, axis=1), first_known_step)
+    return np.take_along_axis(values, newest_known_step, axis=1).astype(np.float32)
 
 
 def rolling(x: np.ndarray, lengths: np.ndarray, widths: Iterable[int]) -> np.ndarray:

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,7 +209,7 @@ def _without_misfits(file: Path, rows: Rows, limits: list[tuple[int, float]]) ->
             f"{file}: no row has a length that the model reads (row 0: {reasons[0]})",
             "give rows of other lengths, or fit a readout of a backbone with more positions",
         )
-    return _without_rows(rows, reasons)
+    return rows.without(reasons)
 
 
 def _without_refused_chats(file: Path, rows: Rows, models: Sequence[LoadedModel]) -> Rows:
@@ -223,32 +223,7 @@ def _without_refused_chats(file: Path, rows: Rows, models: Sequence[LoadedModel]
         return rows
     if len(reasons) == len(rows):
         raise InputError(f"{file}: no chat can be read ({reasons[0]})", "correct the chats")
-    return _without_rows(rows, reasons)
-
-
-def _without_rows(rows: Rows, reasons: Mapping[int, str]) -> Rows:
-    """Return the rows without those that have a reason to be skipped, which become ``skipped`` ones.
-
-    ``reasons`` has them by their number among ``rows``; ``skipped``, by their number in the file.
-    """
-    # Rows that are skipped already count in the file, too.
-    numbers_in_file = np.setdiff1d(np.arange(len(rows) + len(rows.skipped)), [*rows.skipped])
-    names = rows.names
-    newly_skipped: Skipped = {}
-    for row, reason in reasons.items():
-        number = int(numbers_in_file[row])
-        newly_skipped[number] = (names[row].item(), f"row {number}: {reason}")
-    stays = np.isin(np.arange(len(rows)), [*reasons], invert=True)  # (rows,) of bool
-    return replace(
-        rows,
-        x=np.asarray(rows.x[:])[stays],
-        lengths=None if rows.lengths is None else rows.lengths[stays],
-        ids=names[stays],
-        y=None if rows.y is None else rows.y[stays],
-        groups=None if rows.groups is None else rows.groups[stays],
-        windows=None if rows.windows is None else rows.windows.take(stays),
-        skipped=rows.skipped | newly_skipped,
-    )
+    return rows.without(reasons)
 
 
 def _print_skipped(file: Path, rows: Rows) -> None:

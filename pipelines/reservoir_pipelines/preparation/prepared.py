@@ -86,11 +86,29 @@ class PreparedSplit:
         return self._read(("groups",), 0, len(self))["groups"] if self._has("groups") else None
 
     @cached_property
+    def group_names(self) -> np.ndarray | None:
+        """The group of each row as its source calls it, (rows,) of texts.
+
+        None if the rows have no groups, and for data that earlier versions prepared.
+        """
+        return self._names("group_names") if self._has("group_names") else None
+
+    @cached_property
+    def stretches(self) -> np.ndarray | None:
+        """The number of the stretch in which the labels of each window begin, (rows,) of int64.
+
+        None if rows are not forecasts, and for forecasts that earlier versions prepared.
+        """
+        return self._read(("stretches",), 0, len(self))["stretches"] if self._has("stretches") else None
+
+    @cached_property
     def ids(self) -> np.ndarray:
         """What names each row in its source, (rows,) of texts or int64; of generated rows, their numbers."""
-        if not self._has("ids"):
-            return np.arange(len(self))
-        stored = self._read(("ids",), 0, len(self))["ids"]
+        return self._names("ids") if self._has("ids") else np.arange(len(self))
+
+    def _names(self, array: str) -> np.ndarray:
+        """Return an array of names, (rows,) of texts or int64."""
+        stored = self._read((array,), 0, len(self))[array]
         are_texts = stored.dtype.kind == "S"  # in UTF-8; names of files need not be valid
         return np.char.decode(stored, "utf-8", "surrogatepass") if are_texts else stored
 

@@ -74,10 +74,15 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
         y = split.y
         if y.dtype.kind != "f":  # the smallest type that holds all class numbers
             y = y.astype(np.result_type(np.min_scalar_type(int(y.min())), np.min_scalar_type(int(y.max()))))
-        ids = split.ids
-        if ids is not None and ids.dtype.kind == "U":  # HDF5's strings of a fixed size are bytes
-            ids = np.char.encode(ids, "utf-8", "surrogatepass")
-        arrays = {"x": split.x, "y": y, "lengths": lengths, "groups": split.groups, "ids": ids}
+        arrays = {
+            "x": split.x,
+            "y": y,
+            "lengths": lengths,
+            "groups": split.groups,
+            "group_names": _as_bytes(split.group_names),
+            "ids": _as_bytes(split.ids),
+            "stretches": split.stretches,
+        }
         # The file is not durable, because the whole folder is synced at its end.
         path = folder / name / f"{number:05d}.h5"
         path.parent.mkdir(exist_ok=True)
@@ -96,6 +101,13 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
             }
         )
     return records
+
+
+def _as_bytes(names: np.ndarray | None) -> np.ndarray | None:
+    """Return names (rows,) as HDF5 stores them: texts as bytes, because its strings of a fixed size are bytes."""
+    if names is None or names.dtype.kind != "U":
+        return names
+    return np.char.encode(names, "utf-8", "surrogatepass")
 
 
 def _write_arrays(arrays: Mapping[str, np.ndarray | None], path: Path) -> None:

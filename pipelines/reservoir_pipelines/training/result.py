@@ -199,7 +199,8 @@ def _test(job: Job, folder: RunFolder, steps: FPTSteps, rows: Split) -> _TestSco
     else:
         predicted = scored.predicted.astype(int)
     groups = None if stored.groups is None else stored.groups[index]
-    units, note = row_units(task, index, groups, lambda: stored)
+    stretches = None if stored.stretches is None else stored.stretches[index]
+    units, note = row_units(task, index, groups, stretches, lambda: stored)
     # 2. The predictions of each row, which one of the processes writes.
     if job.ranks.first:
         if note:
@@ -208,6 +209,7 @@ def _test(job: Job, folder: RunFolder, steps: FPTSteps, rows: Split) -> _TestSco
             ids=stored.ids[index],
             y=y.reshape(len(y), task.readout_tokens, task.outputs),
             groups=groups,
+            group_names=None if stored.group_names is None else stored.group_names[index],
             units=units,
         )
         predictions = ReadoutPredictions(
