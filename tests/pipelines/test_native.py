@@ -17,6 +17,8 @@ import torch
 from PIL import Image
 from reservoir_pipelines import extract, fit, predict, prepare, train
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.data.formats import read_new
+from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.training.checkpoints import load_run
 from scipy.io import wavfile
 
@@ -58,6 +60,35 @@ def test_letters_are_not_called_unknown_if_the_models_own_tokenizer_reads_them(c
         assert ("letters that no training row has, read as unknown: z" in capfd.readouterr().err) == unknown
         list(predict(saved, file))
         assert ("are in no training row: z" in capfd.readouterr().err) == unknown
+
+
+def test_white_space_at_the_ends_of_texts_is_read(cache, tmp_path):
+    from transformers import AutoModel, AutoTokenizer
+
+    folder, path = save_with_tokenizer("bert", tmp_path / "bert"), tmp_path / "prompts.jsonl"
+    # Make spaces and line feeds tokens of their own.
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    rules["model"]["vocab"] |= {" ": len(rules["model"]["vocab"]), "\n": len(rules["model"]["vocab"]) + 1}
+    rules["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"Regex": r"\s|\w+"}, "behavior": "Isolated", "invert": False
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    ends = ["", " ", "\n", "\n\n "]
+    texts = [f"{ends[row // 4 % 4]}the {WORDS[row % 9]} sat{ends[row % 4]}" for row in range(48)]
+    path.write_text("".join(json.dumps({"text": text, "label": n % 2}) + "\n" for n, text in enumerate(texts)))
+    options = {"layers": "final", "pool": "last,mean", "compute": "float32", "store": "float32"}
+    features = extract(str(path), backbone=str(folder), **options)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    for split in features:
+        part = features[split]
+        for row, number in enumerate(part.ids):
+            with torch.no_grad():
+                states = model(**tokenizer(texts[int(number)], return_tensors="pt")).last_hidden_state[0].numpy()
+            np.testing.assert_allclose(part["final/last"][row], states[-1], atol=1e-5)
+            np.testing.assert_allclose(part["final/mean"][row], states.mean(0), atol=1e-5)
+    task = prepare(str(path)).task
+    new_rows = read_new(path, task)
+    assert texts_of(*encode(task, new_rows.x)) == texts
 
 
 def test_a_file_and_a_folder_are_enough(cache, tmp_path, capfd):

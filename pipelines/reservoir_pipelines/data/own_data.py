@@ -29,6 +29,7 @@ from reservoir_pipelines.data.rows import (
     Alphabet,
     Rows,
     alphabet_of,
+    without_end_spaces,
 )
 from reservoir_pipelines.data.table import is_pattern
 from reservoir_pipelines.data.values import (
@@ -45,7 +46,7 @@ from reservoir_pipelines.data.values import (
     standardisation,
 )
 
-RULES = 2
+RULES = 3
 """The version of the rules by which files are read: add 1 with a rule that changes what is read of some file.
 
 Data that was prepared by other rules is not reused, but features of rows that stay the same are.
@@ -265,7 +266,7 @@ class OwnData(Source):
     @cached_property
     def _rows(self) -> Rows:
         """The rows of the data; options that do not apply to them, and rows without a group, are refused."""
-        rows = open_rows(self.origin, self.options)
+        rows = without_end_spaces(self.origin, open_rows(self.origin, self.options))
         # ``--rate`` applies to numbers only if they are a waveform.
         are_waveforms = self.options.waveform and "waveform" not in UNUSED[rows.holds]
         applicable = {"rate"} if are_waveforms else set()
