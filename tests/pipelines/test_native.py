@@ -3,7 +3,9 @@
 import csv
 import json
 import random
+import struct
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -431,6 +433,30 @@ def link(path: Path) -> None:
     path.symlink_to(outside)
 
 
+def deep_png(path: Path) -> None:
+    """Write a PNG in RGB with 16 bits per value, which Pillow cannot write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checksum = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
+
+    header = struct.pack(">IIBBBBB", 9, 9, 16, 2, 0, 0, 0)  # width, height, bits, colour type RGB
+    pixels = zlib.compress(9 * (b"\0" + bytes(9 * 3 * 2)))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b""))
+
+
+def deep_tiff(path: Path) -> None:
+    """Write a TIFF in RGB with 16 bits per value, which Pillow cannot write."""
+    bits_at = 8 + 2 + 9 * 12 + 4  # after the header and nine tags
+    tags = [
+        (256, 9), (257, 9), (258, bits_at), (259, 1), (262, 2),  # width, height, bits, no compression, RGB
+        (273, bits_at + 6), (277, 3), (278, 9), (279, 9 * 9 * 3 * 2),  # place, values per pixel, rows, bytes
+    ]  # fmt: skip
+    entries = [struct.pack("<HHII", tag, 3, 3 if tag == 258 else 1, value) for tag, value in tags]
+    header = b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(entries) + bytes(4)
+    path.write_bytes(header + struct.pack("<3H", 16, 16, 16) + bytes(9 * 9 * 3 * 2))
+
+
 HOSTILE = {
     "bomb.ppm": (bomb, "pixels"),
     "cut.jpg": (truncated, "not a readable image"),
@@ -440,6 +466,9 @@ HOSTILE = {
         "not a readable image",
     ),
     "deep.png": (lambda path: Image.new("I;16", (9, 9)).save(path), "more than 8 bits"),
+    "deep-rgb.png": (deep_png, "more than 8 bits"),
+    "deep-rgb.tif": (deep_tiff, "more than 8 bits"),
+    "deep-rgb.ppm": (lambda path: path.write_bytes(b"P6 9 9 65535\n" + bytes(9 * 9 * 3 * 2)), "more than 8 bits"),
     "link.png": (link, "is outside"),
     "../stray.png": (lambda path: paint(path, (1, 2, 3), 0), "stray.png is in no class folder"),
 }
