@@ -340,13 +340,15 @@ def test_a_photo_is_turned_and_what_is_transparent_is_white(tmp_path: Path):
     assert np.asarray(decoded(bytes_of("clear.gif"))).tolist() == [[[255] * 3, [8] * 3]]
 
 
-def test_images_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, refusal):
+def test_images_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, refusal, capfd):
     import torch
     from transformers import AutoImageProcessor, AutoModel
 
     model = save_with_processor("vit", tmp_path / "vit", size={"height": 8, "width": 8})
     root = folder(tmp_path / "pictures")
     done = extract(str(root), backbone=str(model), compute="float32", store="float32")
+    message = capfd.readouterr().err
+    assert "24 images, with 2 classes" in message and "32x32" not in message and "64 patches" not in message
     assert done.columns[:2] == ("embed/cls", "embed/mean") and done.store.entry.spec.input.kind == "native"
     fit(done, out=tmp_path / "readout", columns="final/cls+final/mean")
     assert all(one.label == one.truth for one in predict(tmp_path / "readout", root))

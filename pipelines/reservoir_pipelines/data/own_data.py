@@ -225,7 +225,10 @@ class OwnData(Source):
         rows, lengths = self._rows, self._lengths
         shortest, longest = int(lengths.min()), int(lengths.max())
         size = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
-        tokens = {"letters": "letters", "images": "patches"}.get(rows.holds, "tokens")
+        tokens = "letters" if rows.holds == "letters" else "tokens"
+        sequences = f"{len(rows):,} rows of {size} {tokens}"
+        if rows.holds == "images":  # each model divides them in its own way
+            sequences = f"{len(rows):,} images"
         if rows.y is None:
             labels = "no labels"
         elif self.task.classes:
@@ -233,7 +236,7 @@ class OwnData(Source):
         else:
             labels = "targets of a regression"
         roles = "".join(f", --{flag} {column}" for flag, column in rows.roles.items())
-        return f"{self.name}: {len(rows):,} rows of {size} {tokens}, with {labels}{roles}"
+        return f"{self.name}: {sequences}, with {labels}{roles}"
 
     def notes(self) -> list[str]:
         """Return one line for each choice that a rule made, with the flag that makes another choice."""
