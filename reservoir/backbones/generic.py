@@ -80,6 +80,10 @@ DEPTHS = ("num_hidden_layers", "encoder_layers", "num_layers", "num_encoder_laye
 WIDTHS = ("hidden_size", "d_model", "embed_dim", "hidden_dim", "n_embd")
 DECODER_DEPTHS = ("decoder_layers", "num_decoder_layers")
 
+# The settings that may state the number of positions. ``n_positions`` and ``seq_length`` are none of them: transformers
+# maps the former to ``max_position_embeddings`` where it is a limit, and files of T5 and BLOOM have them without one.
+POSITION_LIMITS = ("max_position_embeddings", "max_seq_len")
+
 # The arguments by which models take images, sounds or texts, and in place of which vectors may enter. Of a model of two
 # halves, the half runs whose argument comes first in this order.
 NATIVE_INPUTS = ("pixel_values", "input_features", "input_values", "input_ids")
@@ -381,8 +385,9 @@ def _find_input(part: Any, width: int, words_width: int, whole_config: Any) -> s
 
 def _count_positions(part: nn.Module, part_config: Any) -> int | None:
     """Return the number of tokens for which the part has positions; None if its configuration states no limit."""
-    positions = getattr(part_config, "max_position_embeddings", None)
-    if not isinstance(positions, int):
+    limits = (getattr(part_config, name, None) for name in POSITION_LIMITS)
+    positions = next((limit for limit in limits if isinstance(limit, int)), None)
+    if positions is None:
         return None
     # The first position is that after the padding number, if learned positions have one, as in RoBERTa.
     first_positions = [

@@ -9,7 +9,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -171,6 +171,22 @@ def check_pillow() -> None:
         import PIL  # noqa: F401
 
 
+def _has_more_than_a_byte(image: Any) -> bool:
+    """Return whether the file of an opened image, which is not loaded yet, has more than 8 bits per value."""
+    if image.mode.startswith(("I", "F")):  # grey values that are integers of 16 or 32 bits, or floats
+        return True
+    # Pillow opens colours of 16 bits in a mode of bytes, and would cut them to their high bytes. Only what it passes to
+    # the decoder tells them apart: a raw mode such as RGB;16B, or the largest value of PPM. BMP has BGR;16, too, for
+    # pixels of 16 bits, whose values have at most 6.
+    for tile in image.tile:
+        arguments = tile.args if isinstance(tile.args, tuple) else (tile.args,)
+        if image.format == "PPM" and any(isinstance(value, int) and value > 255 for value in arguments[1:]):
+            return True
+        if image.format != "BMP" and ";16" in str(arguments[0]):
+            return True
+    return False
+
+
 def decoded(stored: np.ndarray, where: str = "an image", *, rough: bool = False) -> "Image":
     """Return the image of the bytes of a file, an array (bytes,) of uint8, upright, in RGB on white.
 
@@ -198,7 +214,7 @@ def decoded(stored: np.ndarray, where: str = "an image", *, rough: bool = False)
                 raise ValueError(
                     f"it claims {image.width:,}x{image.height:,} pixels, more than {MAX_PIXELS:,}"
                 )
-            if image.mode.startswith(("I", "F")):  # integers of 16 or 32 bits, or floats
+            if _has_more_than_a_byte(image):
                 raise ValueError("its values have more than 8 bits, which is the maximum")
             if rough:
                 image.draft("RGB", (2 * SIDE, 2 * SIDE))

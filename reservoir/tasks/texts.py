@@ -10,7 +10,7 @@ marks, as relation extraction marks entities.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,9 +31,8 @@ _MARKS = re.compile(f"[{SPAN_START}{SPAN_END}]")
 def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return texts as code points (rows, longest) in the smallest type, zero after their ends, and their lengths.
 
-    White space around a text is removed. Errors begin with ``where``, the file.
+    Errors begin with ``where``, the file.
     """
-    texts = [text.strip() for text in texts]
     lengths = text_lengths(where, texts)
     # All letters are encoded at once, and the mask of the real letters places them row by row. Python's texts may hold
     # half of a surrogate pair, which UTF-32 does not allow otherwise.
@@ -49,11 +48,12 @@ def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 def text_lengths(where: str, texts: Sequence[str]) -> np.ndarray:
     """Return the number of letters of each text, (rows,) of int64.
 
-    Raise `InputError`, which begins with ``where``, for an empty text, and for one with NUL, which pads shorter texts.
+    Raise `InputError`, which begins with ``where``, for an empty text, also one of white space alone, and for one with
+    NUL, which pads shorter texts.
     """
     for row, text in enumerate(texts):
         has_nul = "\0" in text
-        if not text or has_nul:
+        if not text.strip() or has_nul:
             problem = "a NUL in the text" if has_nul else "an empty text"
             raise InputError(f"{where}, row {row}: {problem}", "remove the row")
     return np.array([len(text) for text in texts], np.int64)
@@ -94,6 +94,16 @@ def are_words(alphabet: str) -> bool:
     """Return whether texts of these letters consist of words: there are spaces, or more than `MAX_LETTERS` letters."""
     letters = alphabet.removeprefix(UNKNOWN)
     return " " in letters or len(letters) > MAX_LETTERS
+
+
+def hold_words(texts: Iterable[str]) -> bool:
+    """Return whether texts, without white space at their ends, consist of words, as `are_words` decides for letters."""
+    letters = set[str]()
+    for text in texts:
+        letters.update(text.strip())
+        if are_words("".join(letters)):
+            return True
+    return False
 
 
 def shown(letters: str) -> str:

@@ -4,8 +4,10 @@ import csv
 import json
 import random
 import shutil
+import struct
 import subprocess
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,6 +21,8 @@ import torch
 from PIL import Image
 from reservoir_pipelines import extract, fit, predict, prepare, train
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.data.formats import read_new
+from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.prediction.load import open_readout
 from reservoir_pipelines.training.checkpoints import load_run
 from scipy.io import wavfile
@@ -63,6 +67,35 @@ def test_letters_are_not_called_unknown_if_the_models_own_tokenizer_reads_them(c
         assert ("letters that no training row has, read as unknown: z" in capfd.readouterr().err) == unknown
         list(predict(saved, file))
         assert ("are in no training row: z" in capfd.readouterr().err) == unknown
+
+
+def test_white_space_at_the_ends_of_texts_is_read(cache, tmp_path):
+    from transformers import AutoModel, AutoTokenizer
+
+    folder, path = save_with_tokenizer("bert", tmp_path / "bert"), tmp_path / "prompts.jsonl"
+    # Make spaces and line feeds tokens of their own.
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    rules["model"]["vocab"] |= {" ": len(rules["model"]["vocab"]), "\n": len(rules["model"]["vocab"]) + 1}
+    rules["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"Regex": r"\s|\w+"}, "behavior": "Isolated", "invert": False
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    ends = ["", " ", "\n", "\n\n "]
+    texts = [f"{ends[row // 4 % 4]}the {WORDS[row % 9]} sat{ends[row % 4]}" for row in range(48)]
+    path.write_text("".join(json.dumps({"text": text, "label": n % 2}) + "\n" for n, text in enumerate(texts)))
+    options = {"layers": "final", "pool": "last,mean", "compute": "float32", "store": "float32"}
+    features = extract(str(path), backbone=str(folder), **options)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    for split in features:
+        part = features[split]
+        for row, number in enumerate(part.ids):
+            with torch.no_grad():
+                states = model(**tokenizer(texts[int(number)], return_tensors="pt")).last_hidden_state[0].numpy()
+            np.testing.assert_allclose(part["final/last"][row], states[-1], atol=1e-5)
+            np.testing.assert_allclose(part["final/mean"][row], states.mean(0), atol=1e-5)
+    task = prepare(str(path)).task
+    new_rows = read_new(path, task)
+    assert texts_of(*encode(task, new_rows.x)) == texts
 
 
 def test_a_file_and_a_folder_are_enough(cache, tmp_path, capfd):
@@ -312,13 +345,15 @@ def test_a_photo_is_turned_and_what_is_transparent_is_white(tmp_path: Path):
     assert np.asarray(decoded(bytes_of("clear.gif"))).tolist() == [[[255] * 3, [8] * 3]]
 
 
-def test_images_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, refusal):
+def test_images_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, refusal, capfd):
     import torch
     from transformers import AutoImageProcessor, AutoModel
 
     model = save_with_processor("vit", tmp_path / "vit", size={"height": 8, "width": 8})
     root = folder(tmp_path / "pictures")
     done = extract(str(root), backbone=str(model), compute="float32", store="float32")
+    message = capfd.readouterr().err
+    assert "24 images, with 2 classes" in message and "32x32" not in message and "64 patches" not in message
     assert done.columns[:2] == ("embed/cls", "embed/mean") and done.store.entry.spec.input.kind == "native"
     fit(done, out=tmp_path / "readout", columns="final/cls+final/mean")
     assert all(one.label == one.truth for one in predict(tmp_path / "readout", root))
@@ -405,6 +440,30 @@ def link(path: Path) -> None:
     path.symlink_to(outside)
 
 
+def deep_png(path: Path) -> None:
+    """Write a PNG in RGB with 16 bits per value, which Pillow cannot write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checksum = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
+
+    header = struct.pack(">IIBBBBB", 9, 9, 16, 2, 0, 0, 0)  # width, height, bits, colour type RGB
+    pixels = zlib.compress(9 * (b"\0" + bytes(9 * 3 * 2)))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b""))
+
+
+def deep_tiff(path: Path) -> None:
+    """Write a TIFF in RGB with 16 bits per value, which Pillow cannot write."""
+    bits_at = 8 + 2 + 9 * 12 + 4  # after the header and nine tags
+    tags = [
+        (256, 9), (257, 9), (258, bits_at), (259, 1), (262, 2),  # width, height, bits, no compression, RGB
+        (273, bits_at + 6), (277, 3), (278, 9), (279, 9 * 9 * 3 * 2),  # place, values per pixel, rows, bytes
+    ]  # fmt: skip
+    entries = [struct.pack("<HHII", tag, 3, 3 if tag == 258 else 1, value) for tag, value in tags]
+    header = b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(entries) + bytes(4)
+    path.write_bytes(header + struct.pack("<3H", 16, 16, 16) + bytes(9 * 9 * 3 * 2))
+
+
 HOSTILE = {
     "bomb.ppm": (bomb, "pixels"),
     "cut.jpg": (truncated, "not a readable image"),
@@ -414,6 +473,9 @@ HOSTILE = {
         "not a readable image",
     ),
     "deep.png": (lambda path: Image.new("I;16", (9, 9)).save(path), "more than 8 bits"),
+    "deep-rgb.png": (deep_png, "more than 8 bits"),
+    "deep-rgb.tif": (deep_tiff, "more than 8 bits"),
+    "deep-rgb.ppm": (lambda path: path.write_bytes(b"P6 9 9 65535\n" + bytes(9 * 9 * 3 * 2)), "more than 8 bits"),
     "link.png": (link, "is outside"),
     "../stray.png": (lambda path: paint(path, (1, 2, 3), 0), "stray.png is in no class folder"),
 }

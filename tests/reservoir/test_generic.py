@@ -523,3 +523,15 @@ def test_every_model_type_runs_or_is_listed():
     others = {kind for kind, text in results.items() if not text.startswith(("runs", "own family"))}
     assert others <= listed()
     assert len(results) - len(others) >= GOAL
+
+
+def test_a_limit_of_tokens_is_found_under_each_of_its_names():
+    sizes = {"d_model": WIDTH, "vocab_size": VOCABULARY}
+
+    def max_tokens(kind, **limit):
+        config = transformers.CONFIG_MAPPING[kind](**sizes, **limit)
+        return generic_family(config).shape(config).max_tokens
+
+    assert max_tokens("mpt", n_layers=2, n_heads=2, max_seq_len=24) == 24
+    # Files of T5 have a number of positions that the model does not use: its positions are relative.
+    assert max_tokens("mt5", num_layers=2, num_heads=2, d_kv=8, n_positions=16) is None

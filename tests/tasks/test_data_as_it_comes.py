@@ -1,6 +1,7 @@
 """Imperfect data is read: bad rows, tables of labels or in parts, folders of recordings, and every format."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from reservoir_pipelines.data.columns import times_of
 from reservoir_pipelines.data.formats import Format, open_rows
 from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.data.rows import Rows
+from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.preparation.prepare import open_source
 from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks import Vectors
+from reservoir.tasks.texts import texts_of
 from tests.helpers import outcome
 from tests.tasks.samples import assert_refused, read_new, read_splits
 from tests.tasks.samples import write_csv as table
@@ -46,6 +49,31 @@ def bad_table(path):
     rows[5].append("one too many")
     rows[30][0] = '"1\n2"'  # a line break in a cell shifts the numbers of all later lines
     return table(path, rows)
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "ends_stay"),
+    [
+        (["a cat\n", "  a dog"], KIND, True),
+        (["ACGT\n", " ACCT"], KIND, False),  # symbols
+        (["a cat\n", "  a dog"], [[*"01010"], [*"11000"]], False),  # a label for each letter
+    ],
+)
+def test_white_space_at_the_ends_of_texts_belongs_to_texts_of_words(texts, labels, ends_stay, tmp_path):
+    path = tmp_path / "t.jsonl"
+    rows = [{"text": texts[row % 2], "label": labels[row % 2]} for row in range(ROWS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = open_source(str(path))
+    splits = read_splits(source)
+    written = {text for split in splits.values() for text in texts_of(split.x, split.lengths)}
+    assert written == {text if ends_stay else text.strip() for text in texts}
+    assert ("40 texts is left out" in " ".join(source.notes())) == (not ends_stay)
+    # New rows are read in the same way, also if there is one alone.
+    path.write_text(json.dumps({"text": texts[0]}) + "\n")
+    (new_text,) = texts_of(*encode(source.task, read_new(path, source.task).x))
+    assert new_text == (texts[0] if ends_stay else texts[0].strip())
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": " \n", "label": labels[0]}]))
+    assert "line 41: " in outcome(lambda: open_source(str(path)).task)
 
 
 def test_all_bad_rows_are_counted_and_five_named_with_their_lines(tmp_path):

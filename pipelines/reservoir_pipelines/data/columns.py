@@ -97,9 +97,14 @@ def filled(column: Any) -> Any:
     return cells if are_numbers else cells[cells != ""]
 
 
+def as_written(column: Any) -> Any:
+    """Return a column as texts, ``""`` for an empty cell."""
+    return column.astype(object).where(column.notna(), "").astype(str)
+
+
 def as_texts(column: Any) -> Any:
     """Return a column as texts without spaces at their ends, ``""`` for an empty cell."""
-    return column.astype(object).where(column.notna(), "").astype(str).str.strip()
+    return as_written(column).str.strip()
 
 
 def holds_lists(column: Any) -> bool:

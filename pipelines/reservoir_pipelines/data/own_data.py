@@ -29,6 +29,7 @@ from reservoir_pipelines.data.rows import (
     Alphabet,
     Rows,
     alphabet_of,
+    without_end_spaces,
 )
 from reservoir_pipelines.data.table import is_pattern
 from reservoir_pipelines.data.values import (
@@ -45,7 +46,7 @@ from reservoir_pipelines.data.values import (
     standardisation,
 )
 
-RULES = 2
+RULES = 3
 """The version of the rules by which files are read: add 1 with a rule that changes what is read of some file.
 
 Data that was prepared by other rules is not reused, but features of rows that stay the same are.
@@ -230,7 +231,10 @@ class OwnData(Source):
         rows, lengths = self._rows, self._lengths
         shortest, longest = int(lengths.min()), int(lengths.max())
         size = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
-        tokens = {"letters": "letters", "images": "patches"}.get(rows.holds, "tokens")
+        tokens = "letters" if rows.holds == "letters" else "tokens"
+        sequences = f"{len(rows):,} rows of {size} {tokens}"
+        if rows.holds == "images":  # each model divides them in its own way
+            sequences = f"{len(rows):,} images"
         if rows.y is None:
             labels = "no labels"
         elif self.task.classes:
@@ -238,7 +242,7 @@ class OwnData(Source):
         else:
             labels = "targets of a regression"
         roles = "".join(f", --{flag} {column}" for flag, column in rows.roles.items())
-        return f"{self.name}: {len(rows):,} rows of {size} {tokens}, with {labels}{roles}"
+        return f"{self.name}: {sequences}, with {labels}{roles}"
 
     def notes(self) -> list[str]:
         """Return one line for each choice that a rule made, with the flag that makes another choice."""
@@ -271,7 +275,7 @@ class OwnData(Source):
     @cached_property
     def _rows(self) -> Rows:
         """The rows of the data; options that do not apply to them, and rows without a group, are refused."""
-        rows = open_rows(self.origin, self.options)
+        rows = without_end_spaces(self.origin, open_rows(self.origin, self.options))
         # ``--rate`` applies to numbers only if they are a waveform.
         are_waveforms = self.options.waveform and "waveform" not in UNUSED[rows.holds]
         applicable = {"rate"} if are_waveforms else set()

@@ -9,8 +9,8 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.file_checks import check_padding
-from reservoir.tasks.pictures import SIDE
-from reservoir.tasks.texts import UNKNOWN, codes_of, text_lengths
+from reservoir.tasks.pictures import SIDE, TOKENS
+from reservoir.tasks.texts import UNKNOWN, codes_of, hold_words, text_lengths
 
 COLUMN_FLAGS = ("label", "id", "time", "group", "text", "drop", "labels")
 """The options that name columns of a table, or the table of labels."""
@@ -32,8 +32,8 @@ UNUSED = {
 }
 """The options that do not apply, by what the sequences hold."""
 
-IMAGE_NOTE = f"without a vision model, images are read as {SIDE}x{SIDE} pixels"
-"""The note of every reader of images."""
+IMAGE_NOTE = f"without a vision model, images are read as {SIDE}x{SIDE} pixels, in {TOKENS} patches"
+"""The note of every reader of images, which does not apply to a model with a processor of its own."""
 
 Skipped = dict[int, tuple[str | int | None, str]]
 """The rows of a source that cannot be read, by their numbers: the id, if rows have ids, and the reason."""
@@ -388,7 +388,7 @@ class TextCodes:
     """
 
     def __init__(self, where: str, texts: list[str], lengths: np.ndarray):
-        self._where, self.texts = where, texts
+        self._where, self.texts, self.lengths = where, texts, lengths
         self.shape = (len(texts), int(lengths.max()))
         # The smallest unsigned integers that hold every letter.
         self.dtype = np.min_scalar_type(max(ord(max(text)) for text in texts))
@@ -402,15 +402,41 @@ class TextCodes:
 
 
 def text_rows(where: str, texts: Sequence[str], others: Mapping[str, Any], **fields: Any) -> Rows:
-    """Return texts as rows of letters, without white space at their ends.
+    """Return texts as rows of letters.
 
     ``others`` are further arrays (rows, ...) by the names of their fields in `Rows`, and ``fields`` its other fields.
     """
-    texts = [text.strip() for text in texts]
     lengths = text_lengths(where, texts)
-    x = TextCodes(where, texts, lengths)
+    x = TextCodes(where, list(texts), lengths)
     piece_rows = max(1, PIECE_LETTERS // x.shape[1])
     return Rows(x=x, lengths=lengths, **others, holds="letters", piece_rows=piece_rows, **fields)
+
+
+def keep_end_spaces(each: str | None, *, words: bool) -> bool:
+    """Return whether texts keep the white space at their ends; if not, it is no part of the sequence.
+
+    ``each`` is the parameter of a task that says what has a label, and ``words`` whether the texts consist of words.
+    Labels of words and of spans belong to texts as they are written, and those of tokens to letters between the ends.
+    Other texts keep the white space if they consist of words, but not if their letters are symbols, such as those of
+    DNA.
+    """
+    return each in ("word", "span") or (words and each != "token")
+
+
+def without_end_spaces(where: str, rows: Rows) -> Rows:
+    """Return the rows of data without the white space at the ends of texts, unless `keep_end_spaces`."""
+    if not isinstance(rows.x, TextCodes):
+        return rows
+    texts = [text.strip() for text in rows.x.texts]
+    changed = sum(text != written for text, written in zip(texts, rows.x.texts, strict=True))
+    if not changed:
+        return rows
+    x = TextCodes(where, texts, text_lengths(where, texts))
+    reason = "their letters are symbols, or have labels of their own"
+    note = f"white space at the ends of {changed:,} texts is left out: {reason}"
+    stripped = replace(rows, x=x, lengths=x.lengths, notes=(*rows.notes, note))
+    each = rows.parameters.get("each") or ("token" if stripped.labels_tokens else None)
+    return rows if keep_end_spaces(each, words=hold_words(texts)) else stripped
 
 
 class Alphabet(NamedTuple):

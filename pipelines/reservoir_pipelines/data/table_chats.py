@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.tasks.texts import has_marks, with_span
-from reservoir_pipelines.data.columns import as_texts
+from reservoir_pipelines.data.columns import as_written
 from reservoir_pipelines.data.table import Table
 
 MARKS = "it has one of the letters U+FDD0 and U+FDD1, which mark spans"
@@ -68,13 +68,10 @@ def marked_texts(table: Table, name: str, span: Sequence[str]) -> np.ndarray:
     ``span`` names a column of lists [start, end], or the columns of the first letter and of the one after the last.
     A span outside its text, and an empty one, is a bad row.
     """
-    texts = as_texts(table.frame[name]).to_numpy(object)  # without spaces at their ends
+    texts = as_written(table.frame[name]).to_numpy(object)
     span_cells = zip(*(table.frame[column] for column in span), strict=True)
-    for row, (written_text, cells) in enumerate(zip(table.frame[name], span_cells, strict=True)):
-        # A span counts letters of the text as it is written, with the spaces before it. Without bounds, it is empty.
-        bounds = _bounds(cells)
-        leading_spaces = len(str(written_text)) - len(str(written_text).lstrip())
-        start, end = (bound - leading_spaces for bound in bounds or (0, 0))
+    for row, cells in enumerate(span_cells):
+        start, end = _bounds(cells) or (0, 0)  # without bounds, a span is empty
         if not 0 <= start < end <= len(texts[row]):
             shown = ", ".join(str(value)[:20] for value in cells)
             reason = f"{shown} is not a span of the {len(texts[row]):,} letters of {name!r}"

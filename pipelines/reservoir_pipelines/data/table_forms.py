@@ -12,6 +12,7 @@ from reservoir.options import OwnDataOptions
 from reservoir_pipelines.data.columns import (
     MOST,
     as_texts,
+    as_written,
     holds_digits,
     holds_lists,
     holds_sequences,
@@ -280,13 +281,14 @@ def read_sequences(reading: TableArrays, name: str, *, letters: bool) -> None:
 
 
 def _letters(reading: TableArrays, name: str) -> np.ndarray:
-    """Return a column of texts, (rows,) of objects; an empty text, and one with a NUL, is a bad row.
+    """Return a column of texts as they are written, (rows,) of objects; an empty text, or one with a NUL, is a bad row.
 
     If the table has spans, they are marked in the texts, and their columns are recorded as the parameter ``span``.
     """
-    texts = as_texts(reading.table.frame[name])
-    for row in np.flatnonzero((texts == "") | texts.str.contains("\0", regex=False)):
-        reading.table.bad.add(row, "a NUL in the text" if texts[row] else "an empty text")
+    texts = as_written(reading.table.frame[name])
+    is_empty = texts.str.strip() == ""
+    for row in np.flatnonzero(is_empty | texts.str.contains("\0", regex=False)):
+        reading.table.bad.add(row, "an empty text" if is_empty[row] else "a NUL in the text")
     if not reading.roles.span:
         return texts.to_numpy(object)
     span = ",".join(reading.roles.span)

@@ -9,6 +9,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.file_checks import check_padding
 from reservoir.tasks.texts import GAPS
+from reservoir_pipelines.data.columns import as_written
 from reservoir_pipelines.data.rows import BadRows
 from reservoir_pipelines.data.table_forms import TableArrays
 from reservoir_pipelines.data.table_labels import padded_labels
@@ -77,9 +78,10 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
 def _check_words(bad: BadRows, words_of_rows: Sequence[Sequence[str]], sequence: str) -> None:
     """Note rows of the column ``sequence`` as bad that have no words, or white space within a word."""
     for row, words in enumerate(words_of_rows):
-        # A word of no-break spaces alone matches `WORD`, but ``strip`` would remove it from the end of a text.
-        odd = next((word for word in words if WORD.fullmatch(word) is None or not word.strip()), None)
-        if not words:
+        odd = next((word for word in words if WORD.fullmatch(word) is None), None)
+        # Words of no-break spaces alone match `WORD`, but a text of such words counts as empty.
+        is_empty = not "".join(words).strip()
+        if is_empty and odd is None:
             bad.add(row, f"no words in column {sequence!r}")
         elif odd is not None:
             bad.add(
@@ -112,7 +114,7 @@ def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[s
     None, and no names are returned.
     """
     bad, frame = reading.table.bad, reading.table.frame
-    texts = frame[sequence].astype(object).where(frame[sequence].notna(), "").astype(str).tolist()
+    texts = as_written(frame[sequence]).tolist()
     spans_of_rows = _checked_spans(reading, label, texts)
     reading.parameters["each"] = "span"
     # Number the classes, and give each letter the class of its span, if it is in one.
@@ -121,17 +123,12 @@ def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[s
     number_of_class = {name: number for number, name in enumerate(classes)}
     # All rows get as many labels as the longest text has letters: refuse one text that makes the array far larger than
     # the labels in it.
-    lengths = [len(text.strip()) for text in texts]
+    lengths = [len(text) for text in texts]
     check_padding(f"{bad.where}, column {sequence!r}", np.array(lengths), np.dtype(np.int32).itemsize)
     y = np.full((len(texts), max(lengths)), number_of_class[OUTSIDE], np.int32)
-    for row, (text, spans) in enumerate(zip(texts, spans_of_rows, strict=True)):
-        # Spans count the letters of the text as it is written. It is stored without white space at its ends, so its
-        # letters move to the left; a span may begin or end in the white space before them. If it ends in the white
-        # space after them, it also labels places beyond the row's length: they are padding, whose labels are not used.
-        shift = len(text) - len(text.lstrip())
+    for row, spans in enumerate(spans_of_rows):
         for span in spans or []:
-            start, end = max(0, span["start"] - shift), max(0, span["end"] - shift)
-            y[row, start:end] = number_of_class[str(span["label"])]
+            y[row, span["start"] : span["end"]] = number_of_class[str(span["label"])]
     if reading.is_new:
         names_of_letters = [
             None if spans is None else [classes[number] for number in y[row, : lengths[row]]]
@@ -182,7 +179,7 @@ def _problem(spans: list[Any], letters: int) -> str:
 def _words(cell: Any) -> list[str]:
     """Return a list of words, or the words of a text; an empty list for other cells."""
     if isinstance(cell, str):
-        return WORD.findall(cell.strip())
+        return WORD.findall(cell)
     return [str(word) for word in cell] if isinstance(cell, list | np.ndarray) else []
 
 

@@ -12,7 +12,8 @@ from reservoir.errors import InputError
 from reservoir.tasks import TASKS, named_source
 from reservoir.tasks.source import clean_symbols, full_lengths
 from reservoir.tasks.task import Scaling, Task, Tokens
-from reservoir.tasks.texts import codes_of
+from reservoir.tasks.texts import are_words, codes_of
+from reservoir_pipelines.data.rows import keep_end_spaces
 
 SAMPLE = 2**20
 """Number of tokens of the first rows that `read_integers` looks at."""
@@ -431,7 +432,10 @@ def _encode_own(
             "give data of the same kind",
         )
     if task.alphabet:
-        return codes_of(where, x.tolist())
+        texts = x.tolist()
+        if not keep_end_spaces(task.parameters.get("each"), words=are_words(task.alphabet)):
+            texts = [text.strip() for text in texts]
+        return codes_of(where, texts)
     lengths = full_lengths(x) if lengths is None else lengths
     # The last ``readout_tokens`` tokens of a sequence have a label, so it needs that many, unless every token has one.
     fewest = 1 if task.labels_each_token else task.readout_tokens

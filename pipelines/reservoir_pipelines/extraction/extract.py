@@ -142,8 +142,9 @@ def extract(
     # Before the model is loaded, which may take long, only the notes that hold for every model can be printed.
     notify(*prepared.other_notes)
     extractor = load_extractor(options, prepared, root, splits)
-    # A model that reads the texts by its own tokenizer may know the letters that no training row has.
-    notify(*extractor.notes, *([] if extractor.model.reader else prepared.notes_on_letters))
+    # A model with its own tokenizer may know the letters that no training row has, and one with its own processor reads
+    # images in its own size.
+    notify(*extractor.notes, *([] if extractor.model.reader else prepared.notes_on_random_input))
     entry, computed_rows = _compute(extractor, call, options, cluster)
     return Extraction.of(entry, extractor.columns, computed_rows, started)
 

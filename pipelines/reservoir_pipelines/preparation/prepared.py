@@ -18,7 +18,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.file_checks import check_arrays, fits
 from reservoir.tasks import SPLITS, Scaling, Split, Task, Vectors
 from reservoir_pipelines.data.hdf5 import dataset_of
-from reservoir_pipelines.data.rows import UNSEEN
+from reservoir_pipelines.data.rows import IMAGE_NOTE, UNSEEN
 from reservoir_pipelines.files import stamp
 
 if TYPE_CHECKING:
@@ -239,17 +239,20 @@ class Prepared:
         return [warning for warning in self.warnings if REPEATS in warning]
 
     @property
-    def notes_on_letters(self) -> list[str]:
-        """The notes on letters that no training row has; they do not matter to a model with its own tokenizer."""
-        return [note for note in self.notes if UNSEEN in note]
+    def notes_on_random_input(self) -> list[str]:
+        """The notes that do not hold for a model with a tokenizer or a processor of its own.
+
+        They are on letters that no training row has, and on the size of images.
+        """
+        return [note for note in self.notes if UNSEEN in note or IMAGE_NOTE in note]
 
     @property
     def other_notes(self) -> list[str]:
         """The notes that hold for every model."""
-        return [note for note in self.notes if UNSEEN not in note]
+        return [note for note in self.notes if note not in self.notes_on_random_input]
 
     def notes_for(self, *, native: bool) -> list[str]:
-        """Return the notes that hold for a model, in their order; ``native`` says that it has its own tokenizer."""
+        """Return the notes that hold for a model, in their order; ``native`` says that its input layer is its own."""
         return self.other_notes if native else self.notes
 
     def split(self, name: str) -> PreparedSplit:
