@@ -46,7 +46,7 @@ from typing import Any
 import numpy as np
 
 EXTRACT = ["extract", "digits", "--limit", "100", "--layers", "final"]
-COMMAND = """
+RUN_AND_PRINT_IMPORTS = """
 import sys
 from reservoir_pipelines.cli import run
 run(sys.argv[1:])
@@ -62,7 +62,6 @@ SAMPLE = 100
 RUN = "import sys; from reservoir_pipelines.cli import run; sys.exit(run(sys.argv[1:]))"
 PROCESSOR = "import time; time.perf_counter = time.monotonic = time.process_time; "
 
-PYTHON = sys.executable
 PORT = 28786
 
 
@@ -77,7 +76,9 @@ def startup(options: argparse.Namespace) -> None:
             EXTRACT,
             ["fit", "digits", "--columns", "final/mean", "--out", f"{folder}/readout"],
         ):
-            subprocess.run([sys.executable, "-c", COMMAND, *command], check=True, capture_output=True)
+            subprocess.run(
+                [sys.executable, "-c", RUN_AND_PRINT_IMPORTS, *command], check=True, capture_output=True
+            )
         print("| command | wall time | processor time | imports |\n|---|--:|--:|---|", flush=True)
         for arguments in (
             ["--help"],
@@ -90,7 +91,7 @@ def startup(options: argparse.Namespace) -> None:
             ["predict", f"{folder}/readout", str(five)],
         ):
             shown = " ".join(Path(word).name for word in arguments)
-            show(f"reservoir {shown}", [sys.executable, "-c", COMMAND, *arguments], repeats)
+            show(f"reservoir {shown}", [sys.executable, "-c", RUN_AND_PRINT_IMPORTS, *arguments], repeats)
         for code in ("import torch", "from transformers import GPT2Model"):
             show(code, [sys.executable, "-c", code], repeats)
 
@@ -99,11 +100,10 @@ def show(title: str, command: list[str], repeats: int) -> None:
     """Measure the wall time and the processor time of a command; other programs disturb the latter less."""
     clock, processor, errors = [], [], ""
     for _ in range(repeats):
-        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        before, started = child_processor_seconds(), time.perf_counter()
         errors = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         clock.append(time.perf_counter() - started)
-        processor.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        processor.append(child_processor_seconds() - before)
     imported = errors.splitlines()[-1] if errors.splitlines() else ""
     print(f"| `{title}` | {min(clock):.2f} s | {min(processor):.2f} s | {imported} |", flush=True)
 
@@ -149,14 +149,16 @@ def plan(options: argparse.Namespace) -> None:
                 str(write_rows(folder / f"{n}.npz", count, tokens, n))
                 for n, count in enumerate((SAMPLE, rows))
             )
-            said = ask(
+            estimate = ask(
                 ["plan", sample, "--rows", str(rows), *settings], folder, processor=options.processor
             )
-            took = ask(["extract", whole, *settings], folder, processor=options.processor)
-        case = {"backbone": backbone, "tokens": tokens, "rows": rows, "compute": said["compute"]}
-        times = {"planned": round(said["seconds"], 2), "taken": round(took["seconds"], 2)}
-        sizes = {"bytes_planned": said["bytes"], "bytes_taken": took["bytes"]}
-        cases.append(case | times | {"ratio": round(said["seconds"] / took["seconds"], 3)} | sizes)
+            extraction = ask(["extract", whole, *settings], folder, processor=options.processor)
+        case = {"backbone": backbone, "tokens": tokens, "rows": rows, "compute": estimate["compute"]}
+        times = {"planned": round(estimate["seconds"], 2), "taken": round(extraction["seconds"], 2)}
+        sizes = {"bytes_planned": estimate["bytes"], "bytes_taken": extraction["bytes"]}
+        cases.append(
+            case | times | {"ratio": round(estimate["seconds"] / extraction["seconds"], 3)} | sizes
+        )
         print(json.dumps(cases[-1]), file=sys.stderr, flush=True)
     print(json.dumps({"load": os.getloadavg()[0], "cases": cases}, indent=2))
 
@@ -194,18 +196,20 @@ def extract(task: Path, options: argparse.Namespace, threads: int, *more: str) -
             cache,
             *more,
         ]
-        started, busy = time.perf_counter(), processor()
-        run = [PYTHON, "-m", "reservoir_pipelines", *command]
+        started, busy = time.perf_counter(), child_processor_seconds()
+        run = [sys.executable, "-m", "reservoir_pipelines", *command]
         subprocess.run(
             run, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)}
         )
-        seconds, busy, digest = time.perf_counter() - started, processor() - busy, hashlib.sha256()
+        seconds = time.perf_counter() - started
+        busy = child_processor_seconds() - busy
+        digest = hashlib.sha256()
         for shard in sorted(Path(cache, "features").rglob("*.h5")):
             digest.update(shard.read_bytes())
         return Done(round(seconds, 1), round(busy, 1), digest.hexdigest()[:16])
 
 
-def processor() -> float:
+def child_processor_seconds() -> float:
     """Return the processor seconds of all finished child processes and of their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
@@ -241,9 +245,10 @@ def start(command: list[str]) -> subprocess.Popen[bytes]:
 
 def over_networks(task: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Extract by dask workers in separate networks; kill the first worker as soon as some shards exist."""
-    scheduler = [PYTHON, "-m", "distributed.cli.dask_scheduler", "--port", str(PORT), "--no-dashboard"]
+    scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
+    scheduler += ["--port", str(PORT), "--no-dashboard"]
     worker = [
-        PYTHON,
+        sys.executable,
         "-m",
         "distributed.cli.dask_worker",
         "--nthreads",

@@ -5,8 +5,8 @@
     python benchmarks/defaults.py symbols                              # 200 rows of 60 letters, one draw of each kind
     python benchmarks/defaults.py symbols --rows 1000 --length 100 --draws 3
 
-*Forecasts* by the command line beside an autoregression: root mean squared errors on the newest fifth of each series.
-Without files, five generated series of 700 steps are forecast. A file is a table whose last column of numbers is
+*Forecasts* compares the commands `extract` and `fit` with an autoregression: root mean squared errors on the newest
+fifth of each series. Without files, five generated series of 700 steps are forecast. A file is a table whose last column of numbers is
 forecast; missing values are interpolated. The autoregression is scikit-learn's `RidgeCV` on the same windows, fitted to
 all windows before the test steps.
 
@@ -118,7 +118,9 @@ def forecast(name: str, series: np.ndarray, horizon: int, past: int, folder: Pat
     with (out / "predictions.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
     labels = np.array([float(row["label"]) for row in rows])
-    readouts = [column for column in rows[0] if column not in ("split", "id", "output", "label")]
+    readouts = [
+        column for column in rows[0] if column not in ("split", "id", "group", "unit", "output", "label")
+    ]
     errors = {
         column: float(np.sqrt(np.square(np.array([float(row[column]) for row in rows]) - labels).mean()))
         for column in readouts
@@ -144,11 +146,12 @@ def forecasts(arguments: argparse.Namespace) -> None:
                 )
 
 
-LETTERS, TEST = 4, 400
+LETTERS = 4
+TEST_ROWS = 400
 
 Kind = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 
-PENALTIES: Any = np.logspace(-4, 0, 5)  # scikit-learn's stub only accepts a number
+INVERSE_PENALTIES: Any = np.logspace(-4, 0, 5)  # scikit-learn's stub only accepts a number
 
 
 def splice(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
@@ -221,7 +224,7 @@ def composition(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
 KINDS = (splice, position, pairs, promoter, motif, composition)
 
 
-def features(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def one_hot_and_counts(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return one-hot symbols, and these together with the counts of up to four neighbours."""
     hot, counts = np.eye(LETTERS)[x].reshape(len(x), -1), []
     for size in range(1, 5):
@@ -247,13 +250,13 @@ def default(x: np.ndarray, y: np.ndarray, rows: int) -> tuple[float, float, str]
 def scores_of(kind: Kind, number: int, rows: int, length: int) -> tuple[list[float], str]:
     """Return the accuracies of the methods on one draw of a kind, and the columns that the default chooses."""
     draw = np.random.default_rng([number, length])
-    x = draw.integers(0, LETTERS, (rows + TEST, length))
+    x = draw.integers(0, LETTERS, (rows + TEST_ROWS, length))
     y = kind(draw, x)
     train, test = slice(0, rows), slice(rows, None)
-    hot, counts = features(x)
+    hot, counts = one_hot_and_counts(x)
     ours, tokens, columns = default(x, y, rows)
     ridge = RidgeClassifierCV(np.logspace(-3, 4, 15)).fit(hot[train], y[train]).score(hot[test], y[test])
-    logistic = LogisticRegressionCV(Cs=PENALTIES, cv=5, max_iter=300)
+    logistic = LogisticRegressionCV(Cs=INVERSE_PENALTIES, cv=5, max_iter=300)
     model = make_pipeline(StandardScaler(), logistic).fit(counts[train], y[train])
     return [ours, tokens, ridge, model.score(counts[test], y[test])], columns
 

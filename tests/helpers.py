@@ -48,7 +48,6 @@ def outcome(action: Callable[..., object], *arguments: object, **options: object
 # Commands run in processes forked from one that has imported their modules, so that they need not import them again.
 # Tests of imports, of the end of a process, or of environment variables that are read on import need `subprocess`.
 
-
 COMMAND = "import sys; from reservoir_pipelines.cli import run; sys.exit(run(sys.argv[1:]))"
 IMPORTED = ["torch", "safetensors.torch", "sklearn.datasets", "sklearn.linear_model", "matplotlib.backends.backend_agg"]
 IMPORTED += ["reservoir.backbones.gpt2", "reservoir_cache.writer"]

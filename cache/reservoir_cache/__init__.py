@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from reservoir_cache.copying import Copied, copy_from, copy_to
     from reservoir_cache.derived import load_arrays, load_input, move_input, save_arrays, save_input
     from reservoir_cache.reader import FeatureRows, FeatureStore, SplitFeatures
-    from reservoir_cache.shard import STORED_DTYPE, Encoded, encode, new_file, open_hdf5
+    from reservoir_cache.shard import STORED_DTYPE, Encoded, encode, new_hdf5, open_hdf5
     from reservoir_cache.verification import repair, verify
     from reservoir_cache.writer import Arrays, ShardWriter, write_targets
 
@@ -90,8 +90,8 @@ __all__ = [
     "locked",
     "make_folder",
     "move_input",
-    "new_file",
     "new_folder",
+    "new_hdf5",
     "open_hdf5",
     "open_lock",
     "open_regular",

@@ -16,6 +16,9 @@ from typing import Any
 from reservoir_cache.errors import CacheError
 
 READ_BYTES = 2**18
+
+# isal computes the same values, about six times as fast (28 against 4 GB/s on one core of a server).
+crc32_of = import_module("isal.isal_zlib").crc32 if find_spec("isal") else zlib.crc32
 """Bytes that are read at once: they are processed while they are in the processor's cache."""
 
 
@@ -94,10 +97,6 @@ def path_below(root: Path, *names: str) -> Path:
         path /= name
         refuse_links(path)
     return path
-
-
-# isal computes the same values, about six times as fast (28 against 4 GB/s on one core of a server).
-crc32_of = import_module("isal.isal_zlib").crc32 if find_spec("isal") else zlib.crc32
 
 
 def joined_crc32(first: int, second: int, size: int) -> int:

@@ -122,8 +122,8 @@ def open_hdf5(path: Path) -> h5py.File:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[h5py.File]:
-    """Yield a new HDF5 file, which is written to ``path`` at the end."""
+def new_hdf5(path: Path) -> Iterator[h5py.File]:
+    """Yield a new HDF5 file, which is written to ``path`` at the end; an interrupted write may leave a part of it."""
     # The file is made in memory: on a full disk HDF5 could not close its own file, and would crash the process later.
     image = io.BytesIO()
     with h5py.File(image, "w") as file:

@@ -5,7 +5,7 @@
 | decision | file |
 |---|---|
 | the kind of data, decided once, and how the model sees the task | `basis.py` |
-| the backbone: random kernels, and how many, or a transformer | `model.py` |
+| the backbone: random kernels or patches, and how many, or a transformer | `model.py` |
 | the model and its windows, or its own input | `model.py` |
 | layers and poolings, and fewer of them for more rows | `columns.py` |
 | device and precision, rows of a block and of a batch | `precision.py` |
@@ -27,7 +27,8 @@ RATE_OF_TASK = {"homology": 1e-4}
 
 PRETRAIN_STEPS = 2000
 PRETRAIN_RATE = 2e-3  # the largest rate of the schedule of a language model
-BIT_MEMORY_RATE = 5e-4  # after 300 steps of 34 rows, the backbone ``mini`` recalls over 99.9% of the bits
+# Of Adam, if bit-memory is pretrained: after 300 steps of 34 rows, ``mini`` recalls over 99.9% of the bits.
+BIT_MEMORY_RATE = 5e-4
 
 
 def train_rate(family: str, task: str) -> float:

@@ -1,6 +1,7 @@
 """The model of a plan: its backbone, and its tokens, which are windows or those of its own tokenizer or patches.
 
-By default, series and pictures are read by random kernels without a transformer, whose number is decided here.
+By default, series are read by random kernels, and pictures by patches of training pictures, both without a transformer.
+How many there are is decided here.
 """
 
 import math
@@ -46,7 +47,7 @@ PICTURE_WIDTHS = {1024: MAX_KERNEL_ROWS, 512: 50_000, 256: math.inf}
 
 
 def choose_backbone(data: DataView, options: ExtractOptions) -> str | None:
-    """Return the backbone that was given, or by default one without blocks for series and pictures.
+    """Return the backbone that was given, or by default one without blocks for series, pictures and labels of steps.
 
     For other data it is None: they have the default transformer. So have series and pictures with an option that
     only a transformer has, such as ``--depth`` or a layer above the input layer.

@@ -49,7 +49,7 @@ class BandReduction:
 
     def __init__(self, matrix: np.ndarray, b: np.ndarray) -> None:
         n = len(matrix)
-        report_work(BAND_WORK * n**3)
+        report_work(BAND_WORK * n**3 + n**2 * b.shape[1])
         # The diagonals of B, from the main one down; the first n - d items of row d are those of diagonal d.
         self._band = np.zeros((BANDWIDTH + 1, n))
         self._reflections: list[Reflection] = []

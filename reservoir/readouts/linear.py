@@ -544,8 +544,18 @@ class Scorer:
 
 
 def score_path(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
-    """Return the tally of every penalty over blocks of features (m, w) and labels (m, outputs)."""
-    scorer, tally = Scorer(path, targets), Tally(targets)
+    """Return the tally of every penalty of a path over blocks of features (m, w) and labels (m, outputs)."""
+    return tally_scores(Scorer(path, targets), blocks, targets)
+
+
+def tally_scores(
+    scorer: Callable[[np.ndarray, slice], np.ndarray], blocks: Iterable[Block], targets: Targets
+) -> Tally:
+    """Return the tally of every penalty over blocks of features (m, w) and labels (m, outputs).
+
+    ``scorer(x, penalties)`` returns the scores (A, m, t) of some penalties.
+    """
+    tally, all_penalties = Tally(targets), slice(None)
     for x, y in blocks:
-        tally.update(scorer(x), y)
+        tally.update(scorer(x, all_penalties), y)
     return tally

@@ -32,7 +32,12 @@ from reservoir.readouts.products import (
     fill_upper,
     move_to_device_of,
 )
-from reservoir.readouts.tridiagonal import Reduction, solve_penalties
+from reservoir.readouts.tridiagonal import (
+    TRIDIAGONAL_WORK,
+    TridiagonalReduction,
+    solution_work,
+    solve_penalties,
+)
 
 CHUNK = 2048  # features of a kernel matrix that are read at once
 FoldScorer = Callable[[np.ndarray, slice], np.ndarray]
@@ -93,7 +98,7 @@ def path_from_moments(moments: Moments, alphas: np.ndarray, scale: np.ndarray) -
 class RidgeSystem:
     """The ridge regression (A + alpha I) W = b; scores of features x (m, n) are ((x - mean) * scale) W + offset.
 
-    Either method may overwrite A, so a system is solved once.
+    `path` and `scorer` may overwrite A, so one of them is called, once.
     """
 
     matrix: Any  # A (n, n), positive semidefinite, of float64: an array, or a tensor on a device
@@ -120,13 +125,17 @@ class RidgeSystem:
     def rotates_rows(self, alphas: np.ndarray, rows: float) -> bool:
         """Return whether a number of ``rows`` are scored faster by rotating them than by rotating solutions back."""
         # With A = Q T Q', scores are z W = (z Q) (T + alpha I)^-1 Q' b. With fewer rows than solutions, it takes
-        # less time to rotate the rows z, once, than the solutions of all penalties.
-        solutions = len(alphas) * self._has_samples.sum()
+        # less time to rotate the rows z, once, than the solutions of all penalties. But rows can be rotated in the
+        # tridiagonal form alone, and solutions may have a faster one.
+        size, penalties = len(self.b), len(alphas)
+        work_of_rows = TRIDIAGONAL_WORK * size**3 + rows * size**2
+        solutions = penalties * self._has_samples.sum()
+        work_of_solutions = solution_work(size, penalties) + solutions * size**2
         # With one feature, or one penalty, there is nothing that a rotation would save.
-        has_one_system = min(len(self.b), len(alphas)) == 1
+        has_one_system = min(size, penalties) == 1
         # A device solves each penalty by itself and rotates nothing.
         on_device = arithmetic().device is not None
-        return bool(rows < solutions and not has_one_system and not on_device)
+        return bool(work_of_rows < work_of_solutions and not has_one_system and not on_device)
 
     @property
     def _has_samples(self) -> np.ndarray:
@@ -140,7 +149,7 @@ class RidgeSystem:
         the tridiagonal systems, which are never rotated back.
         """
         has_samples = self._has_samples
-        reduction = Reduction(self.matrix, self.b[:, has_samples])
+        reduction = TridiagonalReduction(self.matrix, self.b[:, has_samples])
         weights = reduction.solve(check_penalties(alphas)).transpose(1, 0, 2)  # (A, n, t)
         # Rotated rows are centred and scaled already.
         mean, scale = np.zeros(len(self.b)), np.ones(len(self.b))

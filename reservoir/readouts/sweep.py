@@ -25,6 +25,7 @@ from reservoir.readouts.linear import (
     Tally,
     Targets,
     score_path,
+    tally_scores,
 )
 from reservoir.readouts.moments import Moments, by_fold, fold_moments
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, best_penalty
@@ -39,6 +40,10 @@ from reservoir.readouts.ridge import (
     primal_system,
     ridge_path,
 )
+
+# Samples on which penalties are tried first, to try only those near the best one on all samples. On 9,500 generated
+# series, penalties in proportion to the samples were the best ones for 500 to 8,000 samples, up to a factor of two.
+CHOICE_SAMPLES = 2048
 
 
 @dataclass(eq=False)
@@ -56,11 +61,6 @@ class DeferredPath:
         """Return the readout of one penalty, by its index."""
         path_of_one = self.solve(self.alphas[[index]])
         return path_of_one.readout(0, targets, temperature)
-
-
-# Samples on which penalties are tried first, to try only those near the best one on all samples. On 9,500 generated
-# series, penalties in proportion to the samples were the best ones for 500 to 8,000 samples, up to a factor of two.
-CHOICE_SAMPLES = 2048
 
 
 @dataclass(eq=False)
@@ -125,7 +125,7 @@ def sweep(
         if system.rotates_rows(alphas, valid_samples):
             # The few samples of valid are scored without the solutions, of which only the best one is computed. With
             # 1,000 targets, all solutions of 25 penalties took half the time of a fit.
-            tally = _tally(system.scorer(alphas, valid_samples, targets), valid, targets)
+            tally = tally_scores(system.scorer(alphas, valid_samples, targets), valid, targets)
             return Sweep(
                 DeferredPath(alphas, functools.partial(path_from_moments, training, scale=scale)), tally
             )
@@ -133,14 +133,6 @@ def sweep(
     else:
         path = ridge_path(training, alphas, feature_weights)
     return Sweep(path, score_path(path, valid, targets))
-
-
-def _tally(scorer: FoldScorer, blocks: Iterable[Block], targets: Targets) -> Tally:
-    """Return the tally of every penalty over blocks of features (m, w) and labels (m, outputs)."""
-    tally, all_penalties = Tally(targets), slice(None)
-    for x, y in blocks:
-        tally.update(scorer(x, all_penalties), y)
-    return tally
 
 
 def best_penalty_for_subset(

@@ -1,12 +1,14 @@
-"""The systems (A + alpha I) x = b of all penalties alpha, after one reduction of A to tridiagonal form.
+"""The systems (A + alpha I) x = b of all penalties alpha, in the form that is the fastest.
 
 With A = Q T Q', Q orthogonal and T tridiagonal,
 
     (A + alpha I)^-1 b = Q (T + alpha I)^-1 Q' b
 
-takes linear time for each further penalty, in addition to the products with Q. A large A has a band form instead
-(`reservoir.readouts.banded`). On a GPU, half of a reduction would
-wait for memory, while it factorises A + alpha I at full speed: there each penalty has a Cholesky factorisation.
+takes linear time for each further penalty, in addition to the products with Q. `solve_penalties` uses this form, but
+
+    for a large A          a band in place of T (`reservoir.readouts.banded`),
+    for a few penalties    a Cholesky factorisation of each A + alpha I,
+    on a GPU               the same: it factorises at full speed, while half of a reduction would wait for memory.
 
 References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17, 134-145.
 """
@@ -25,24 +27,26 @@ _reduce, _reduce_work, _apply, _solve = get_lapack_funcs(
 )
 
 # A reduction of n columns takes 2/3 n^3 multiplications. Half of them wait for memory, which takes three times as long.
-REDUCTION_WORK = 4 / 3
+TRIDIAGONAL_WORK = 4 / 3
 # A Cholesky factorisation of n columns takes 1/6 n^3 multiplications and hardly waits for memory, so for as many
 # penalties as these, a factorisation for each takes less time than one reduction.
 FEW_PENALTIES = 4
 FACTORISATION_WORK = 1 / 6
 
 
-def reduction_work(size: int) -> float:
-    """Return the estimated multiplications of the reduction that `solve_penalties` chooses for ``size`` unknowns."""
-    return (BAND_WORK if size >= LARGE_MATRIX else REDUCTION_WORK) * size**3
+def solution_work(size: int, penalties: int) -> float:
+    """Return the estimated multiplications of `solve_penalties` for ``size`` unknowns, without products with ``b``."""
+    if penalties <= FEW_PENALTIES:
+        return penalties * FACTORISATION_WORK * size**3
+    return (BAND_WORK if size >= LARGE_MATRIX else TRIDIAGONAL_WORK) * size**3
 
 
-class Reduction:
+class TridiagonalReduction:
     """The tridiagonal form A = Q T Q' of a symmetric matrix (n, n), which is overwritten, and Q' b of some b (n, t)."""
 
     def __init__(self, matrix: np.ndarray, b: np.ndarray) -> None:
         n = len(matrix)
-        report_work(REDUCTION_WORK * n**3)
+        report_work(TRIDIAGONAL_WORK * n**3)
         # For 768 columns the reduction took a quarter of the time of a symmetric eigendecomposition,
         # which begins with it. The transpose of a symmetric C array is the same matrix in Fortran
         # order, so nothing is copied.
@@ -118,7 +122,9 @@ def solve_penalties(matrix: Any, b: np.ndarray, alphas: np.ndarray) -> np.ndarra
         return np.stack([*solutions, _solve_one(matrix, b, alphas[-1])])
     # x = Q (T + alpha I)^-1 Q' b: reduce A once, solve a tridiagonal or banded system for each penalty, and rotate all
     # solutions back together, which are (n, a, t).
-    reduction = BandReduction(matrix, b) if n >= LARGE_MATRIX and is_definite else Reduction(matrix, b)
+    reduction = (
+        BandReduction(matrix, b) if n >= LARGE_MATRIX and is_definite else TridiagonalReduction(matrix, b)
+    )
     solved = reduction.solve(alphas)
     rotated = reduction.rotate_back(solved.reshape(n, -1))
     return rotated.reshape(solved.shape).transpose(1, 0, 2)
@@ -141,9 +147,9 @@ def _solve_by_cholesky(matrix: Any, b: np.ndarray, alphas: np.ndarray) -> np.nda
     n, right_side = len(b), matrix.new_tensor(b)
     diagonal = matrix.diagonal()  # a view: penalties are added to A through it
     diagonal_of_a = diagonal.clone()
-    # As in `Reduction`, a penalty that does not lift the lowest eigenvalue above the rounding error of the largest one
-    # is raised until it does. The trace is no less than the largest eigenvalue, and the lowest one is off by no more
-    # than the rounding error, so most penalties are large enough without knowing the eigenvalues.
+    # As in `TridiagonalReduction`, a penalty that does not lift the lowest eigenvalue above the rounding error of the
+    # largest one is raised until it does. The trace is no less than the largest eigenvalue, and the lowest one is off
+    # by no more than the rounding error, so most penalties are large enough without knowing the eigenvalues.
     rounding = n * np.finfo(np.float64).eps
     least_penalty = 0.0
     if alphas.min() <= 2 * rounding * diagonal_of_a.sum().item():
@@ -152,7 +158,7 @@ def _solve_by_cholesky(matrix: Any, b: np.ndarray, alphas: np.ndarray) -> np.nda
     solutions = np.empty((len(alphas), *b.shape))
     for number, alpha in enumerate(np.maximum(alphas, least_penalty).tolist()):
         # The estimate of a fit counts one reduction instead of all factorisations.
-        report_work(REDUCTION_WORK * n**3 / len(alphas) + n**2 * b.shape[1])
+        report_work(TRIDIAGONAL_WORK * n**3 / len(alphas) + n**2 * b.shape[1])
         torch.add(diagonal_of_a, alpha, out=diagonal)
         factor = torch.linalg.cholesky(matrix)
         solutions[number] = torch.cholesky_solve(right_side, factor).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Pictures of tasks: cut into patches, augmented, decoded from files, and their overlapping windows.
+"""Pictures of tasks: patches, whitened and plain overlapping windows, augmentation, and the decoding of image files.
 
 Images of your own are stored as the bytes of their files, and decoded when a model reads them. Pictures of named tasks
 are stored as patches, which are tokens; for ``--input patches``, overlapping windows of the pictures become tokens.
@@ -22,26 +22,24 @@ from reservoir.tasks.windows import Windows
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+# Augmentation.
 PADDING = 4  # width in pixels of the black border that a crop may include
 MAX_DEGREES = 20.0  # largest angle of a rotation, to either side
 
-# width in pixels of the border, a copy of the outermost pixels, that overlapping windows may include
-MARGIN = 2
+# Overlapping windows.
+MARGIN = 2  # width in pixels of the border, a copy of the outermost pixels, that windows may include
 LEVELS = 24  # stored levels per unit of whitened values
 BLOCK = 512  # images worked on at once, so that the index arrays stay in the processor's cache
+MAX_WINDOW_VALUES = 1024  # 200,000 windows, from which whitening is learnt, then take at most 2 GB
 
-# Other decoders of Pillow are rarely used, and so rarely tested.
+# Files of images. Other decoders of Pillow are rarely used, and so rarely tested.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 2**26  # an image of 8,192 x 8,192 takes 200 MB in RGB
 
 # Sides of an image and of its patches in pixels, as in CIFAR-10, for backbones without patches of their own.
 SIDE = 32
 PATCH = 4
-
-TOKENS = (SIDE // PATCH) ** 2  # patches of an image
-
-MOST_VALUES = 1024
-"""Values of a window: 200,000 windows, from which whitening is learnt, then take at most 2 GB."""
+PATCHES = (SIDE // PATCH) ** 2  # of an image
 
 
 def patches(images: np.ndarray, size: int) -> np.ndarray:
@@ -290,7 +288,7 @@ class Picture:
                 f"{MARGIN} on each side",
                 "try --patch 6 --stride 2",
             )
-        if window**2 * channels > MOST_VALUES:
+        if window**2 * channels > MAX_WINDOW_VALUES:
             raise InputError(
                 f"--patch {window}: windows of {window**2 * channels:,} values are too large to whiten",
                 "try --patch 6",

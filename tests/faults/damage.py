@@ -62,50 +62,50 @@ def fuzz(readers: list[Reader], number: int, seed: int) -> Iterator[Count]:
 
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:
     """Return a copy with changed bytes, a flipped bit, a repeated, lost or copied range, or without its end."""
-    copy = bytearray(data)
+    mutant = bytearray(data)
     for _ in range(int(rng.integers(1, 4))):
-        place, other = (int(rng.integers(len(copy) or 1)) for _ in range(2))
+        place, other = (int(rng.integers(len(mutant) or 1)) for _ in range(2))
         size = int(rng.integers(1, 17))
         match int(rng.integers(6)):
             case 0:
-                copy[place : place + size] = rng.bytes(size)
+                mutant[place : place + size] = rng.bytes(size)
             case 1:
-                copy[place : place + 1] = bytes([copy[place] ^ (1 << int(rng.integers(8)))]) if copy else b""
+                mutant[place : place + 1] = bytes([mutant[place] ^ (1 << int(rng.integers(8)))]) if mutant else b""
             case 2:
-                copy[place:place] = copy[place : place + size] * int(rng.integers(1, 9))
+                mutant[place:place] = mutant[place : place + size] * int(rng.integers(1, 9))
             case 3:
-                del copy[place : place + size]
+                del mutant[place : place + size]
             case 4:
-                copy[place : place + size] = copy[other : other + size]
+                mutant[place : place + size] = mutant[other : other + size]
             case _:
-                del copy[max(place, len(copy) // 2) :]
-    return bytes(copy)
+                del mutant[max(place, len(mutant) // 2) :]
+    return bytes(mutant)
 
 
-def _batch(one: Reader, copies: list[bytes], count: Count) -> None:
-    """Read the copies in forked processes; if a process dies, count the copy that it was reading."""
-    while copies:
+def _batch(one: Reader, mutants: list[bytes], count: Count) -> None:
+    """Read the mutants in forked processes; if a process dies, count the one that it was reading."""
+    while mutants:
         out, into = os.pipe()
         pid = os.fork()
         if not pid:
             os.close(out)
-            _child(one, copies, into)
+            _child(one, mutants, into)
         os.close(into)
         with os.fdopen(out, "rb") as pipe:
             lines = pipe.read().decode(errors="replace").splitlines()
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         for number, line in enumerate(lines):
-            count.add(line in ("read", "refused"), f"{line} {_keep(one, copies[number]) if len(line) > 8 else ''}")
-        if len(lines) < len(copies):
-            count.add(one.isolated, f"died, code {code} {'' if one.isolated else _keep(one, copies[len(lines)])}")
-        copies = copies[len(lines) + 1 :]
+            count.add(line in ("read", "refused"), f"{line} {_keep(one, mutants[number]) if len(line) > 8 else ''}")
+        if len(lines) < len(mutants):
+            count.add(one.isolated, f"died, code {code} {'' if one.isolated else _keep(one, mutants[len(lines)])}")
+        mutants = mutants[len(lines) + 1 :]
 
 
-def _keep(one: Reader, copy: bytes) -> Path:
+def _keep(one: Reader, mutant: bytes) -> Path:
     folder = Path(tempfile.gettempdir()) / "lost-inputs"
     folder.mkdir(exist_ok=True)
     path = folder / f"{one.name.replace(' ', '-').replace('/', '-')}-{len(list(folder.iterdir()))}-{one.file.name}"
-    path.write_bytes(copy)
+    path.write_bytes(mutant)
     return path
 
 

@@ -270,14 +270,14 @@ def test_the_band_form_solves_the_systems_of_all_penalties(size, kind, monkeypat
 def test_a_large_system_is_reduced_to_a_band_unless_a_penalty_could_vanish_in_rounding(monkeypatch):
     monkeypatch.setattr(tridiagonal, "LARGE_MATRIX", 1)
     reductions = []
-    for name in ("BandReduction", "Reduction"):
+    for name in ("BandReduction", "TridiagonalReduction"):
         reduction = getattr(tridiagonal, name)
         monkeypatch.setattr(tridiagonal, name, lambda *args, of=reduction: reductions.append(of.__name__) or of(*args))
     z = np.random.default_rng(0).standard_normal((5, 9))
     for smallest in (1e-3, 1e-30):
         solutions = tridiagonal.solve_penalties(z.T @ z, np.ones((9, 1)), np.geomspace(smallest, 1, 6))
         assert np.isfinite(solutions).all()
-    assert reductions == ["BandReduction", "Reduction"]
+    assert reductions == ["BandReduction", "TridiagonalReduction"]
 
 
 @pytest.mark.parametrize("classes", [0, 3])

@@ -11,7 +11,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.pictures import PATCH, SIDE, TOKENS
+from reservoir.tasks.pictures import PATCH, PATCHES, SIDE
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 from reservoir.tasks.texts import UNKNOWN, are_words, shown, word_starts
@@ -292,7 +292,7 @@ class OwnData(Source):
     def _shape(self) -> tuple[int, ...]:
         """The shape of the sequences, (rows, tokens) or (rows, tokens, dim); for images, that of their patches."""
         if self._rows.holds == "images":
-            return len(self._rows), TOKENS, 3 * PATCH**2
+            return len(self._rows), PATCHES, 3 * PATCH**2
         shape, dtype = self._rows.x.shape, self._rows.x.dtype
         may_have_channels = not self.options.symbols
         has_known_axes = len(shape) == 2 or (len(shape) == 3 and may_have_channels)

@@ -9,7 +9,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.file_checks import check_padding
-from reservoir.tasks.pictures import SIDE, TOKENS
+from reservoir.tasks.pictures import PATCHES, SIDE
 from reservoir.tasks.texts import UNKNOWN, codes_of, hold_words, text_lengths
 
 COLUMN_FLAGS = ("label", "id", "time", "group", "text", "drop", "labels")
@@ -32,7 +32,7 @@ UNUSED = {
 }
 """The options that do not apply, by what the sequences hold."""
 
-IMAGE_NOTE = f"without a vision model, images are read as {SIDE}x{SIDE} pixels, in {TOKENS} patches"
+IMAGE_NOTE = f"without a vision model, images are read as {SIDE}x{SIDE} pixels, in {PATCHES} patches"
 """The note of every reader of images, which does not apply to a model with a processor of its own."""
 
 Skipped = dict[int, tuple[str | int | None, str]]

@@ -10,7 +10,12 @@ from reservoir.readouts.kernel_ridge import PANEL
 from reservoir.readouts.linear import SCORE_WORK
 from reservoir.readouts.products import listening
 from reservoir.readouts.sweep import CHOICE_SAMPLES
-from reservoir.readouts.tridiagonal import FACTORISATION_WORK, FEW_PENALTIES, reduction_work
+from reservoir.readouts.tridiagonal import (
+    FACTORISATION_WORK,
+    FEW_PENALTIES,
+    TRIDIAGONAL_WORK,
+    solution_work,
+)
 from reservoir_pipelines.fitting.candidates import Candidates
 from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.fitter import Choice, Fitter
@@ -59,9 +64,9 @@ class RidgeSize:
         if self.folds:
             fitted_samples = n * (self.folds - 1) // self.folds  # in each fold
             return products + self.repeats * self._fold_work(fitted_samples)
-        # The products are reduced to a tridiagonal matrix, which is solved for each penalty. The solutions, weights of
-        # samples, become coefficients of features.
-        path = self._solution_work(n) + n**2 * t * (1 + a) + n * w * a * t
+        # The products are reduced to a tridiagonal matrix or a band, which is solved for each penalty. The solutions,
+        # weights of samples, become coefficients of features.
+        path = solution_work(n, self._tried_penalties) + n**2 * t * (1 + a) + n * w * a * t
         return products + path + self._score_work(self.held_out, w)
 
     def _moments_work(self) -> float:
@@ -70,13 +75,10 @@ class RidgeSize:
         Each repeat of the folds computes them again.
         """
         n, w = self.samples, self.width
-        t, a = self.targets, self.penalties
-        products = n * w**2 / 2 + n * w * (t + 1)
+        products = n * w**2 / 2 + n * w * (self.targets + 1)
         if self.folds:
             return self.repeats * (products + self._fold_work(w))
-        # Either all solutions are rotated, or the rows that they score, whichever are fewer.
-        path = self._solution_work(w) + w**2 * (t + min(self.held_out, a * t))
-        return products + path + self._score_work(self.held_out, w)
+        return products + self._system_work(w, self.held_out) + self._score_work(self.held_out, w)
 
     @property
     def refit_work(self) -> float:
@@ -86,17 +88,21 @@ class RidgeSize:
     def _fold_work(self, size: int) -> float:
         """Return the multiplications of all folds of one repeat, with their scores; a system has ``size`` unknowns."""
         held_out = self.samples // self.folds  # samples of a fold
-        solutions = self.penalties * self.targets
-        # Either all solutions are rotated, or the rows that they score, whichever are fewer.
-        system = self._solution_work(size) + size**2 * (self.targets + min(held_out, solutions))
-        return self.folds * system + self._score_work(self.samples, size)
+        return self.folds * self._system_work(size, held_out) + self._score_work(self.samples, size)
 
-    def _solution_work(self, size: int) -> float:
-        """Return the multiplications that solve a system of ``size`` unknowns with each penalty that is tried."""
-        # Each of a few promising penalties has a Cholesky factorisation; one reduction serves any number of penalties.
-        if self.tries_few_penalties:
-            return FEW_PENALTIES * FACTORISATION_WORK * size**3
-        return reduction_work(size)
+    def _system_work(self, size: int, held_out: int) -> float:
+        """Return the multiplications that solve a system of ``size`` unknowns, to score ``held_out`` samples."""
+        # Either the solutions of all penalties are rotated back, or the samples that they score are rotated, whichever
+        # takes less time (`RidgeSystem.rotates_rows`).
+        penalties = self._tried_penalties
+        work_of_solutions = solution_work(size, penalties) + size**2 * penalties * self.targets
+        work_of_samples = TRIDIAGONAL_WORK * size**3 + size**2 * held_out
+        return size**2 * self.targets + min(work_of_solutions, work_of_samples)
+
+    @property
+    def _tried_penalties(self) -> int:
+        """The number of penalties that are tried on all samples."""
+        return FEW_PENALTIES if self.tries_few_penalties else self.penalties
 
     def _score_work(self, samples: int, width: int) -> float:
         """Return the multiplications of the scores of some samples, with ``width`` features, under all penalties."""
@@ -159,8 +165,8 @@ class KernelSize:
 
     def _choice_work(self, n: int) -> float:
         """Return the multiplications of the solutions of all penalties for ``n`` samples, and of their scores."""
-        # The kernel is reduced to a tridiagonal matrix, which is solved for each penalty.
-        solutions = reduction_work(n) + n**2 * self.targets * (1 + self.penalties)
+        # The kernel is reduced to a tridiagonal matrix or a band, which is solved for each penalty.
+        solutions = solution_work(n, self.penalties) + n**2 * self.targets * (1 + self.penalties)
         return n**2 * self.width + solutions + self._score_work(n, self.penalties)
 
     def _factor_work(self, n: int) -> float:

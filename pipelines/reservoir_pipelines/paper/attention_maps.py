@@ -204,9 +204,9 @@ def _plot(result: Attention) -> None:
 def _write_arrays(result: Attention, path: Path) -> None:
     """Write the maps with the names of their tokens to an HDF5 file; equal maps give equal bytes."""
     import h5py
-    from reservoir_cache import new_file
+    from reservoir_cache import new_hdf5
 
-    with new_file(path) as file:
+    with new_hdf5(path) as file:
         for name in ("first_row", "mean"):
             file.create_dataset(name, data=getattr(result, name), track_times=False)
         file.create_dataset("labels", data=result.labels, dtype=h5py.string_dtype(), track_times=False)

@@ -113,9 +113,9 @@ def _as_bytes(names: np.ndarray | None) -> np.ndarray | None:
 def _write_arrays(arrays: Mapping[str, np.ndarray | None], path: Path) -> None:
     """Write the arrays that are not None to an HDF5 file."""
     import h5py
-    from reservoir_cache import new_file  # imports h5py, which naming a source does not need
+    from reservoir_cache import new_hdf5  # imports h5py, which naming a source does not need
 
-    with new_file(path) as file:
+    with new_hdf5(path) as file:
         for name, values in arrays.items():
             if values is not None:
                 # Objects are images: the bytes of a file each, which differ in number.
