@@ -177,6 +177,15 @@ def test_a_changed_corpus_is_pretrained_again_and_its_old_number_is_not_shown(ca
     assert folder.is_complete(cell) and folder._number(spot, [cell.key]) == second
 
 
+def test_only_removes_no_number_from_the_saved_table(cache, tmp_path):
+    mine = recipe(tmp_path, ROWS)
+    done = reproduce([mine], only="output")
+    assert [row["name"] for row in done.tables[0]["rows"]] == ["output"]
+    reproduce([mine], only="FPT")
+    saved = spots(ReproductionFolder(done.folder).tables()[0])
+    assert saved["FPT"]["mean"] and saved["output"]["mean"] and saved["ratio"]["mean"]
+
+
 def test_cells_do_not_change_which_extraction_is_the_last(cache, tmp_path):
     mine = extract("bit-xor", init="random", depth=1, layers="final", limit=60).entry
     done = reproduce(recipe(tmp_path, 'rows = [{ name = "last", cell = "readout-last", settings = { limit = 60 } }]'))
