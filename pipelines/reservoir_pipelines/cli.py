@@ -190,7 +190,9 @@ def _system_fault(error: OSError) -> tuple[str, int] | None:
     else:
         code = FAILED
         first_step = _MACHINE_FAULTS.get(error.errno, "fix the cause")
-        remedy = f"{first_step}, then run the same command again to continue"
+        remedy = (
+            f"{first_step}, then run the same command again to continue (train and pretrain: with --resume)"
+        )
     path = Path(str(error.filename or ""))
     # The name of a temporary file means nothing to the user; its folder does.
     is_temporary = path.name.startswith(".") and path.suffix == ".tmp"

@@ -519,11 +519,12 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
         if group_count < MIN_GROUPS:
             return None
         # The mean is a ratio of two sums over groups, whose variance is squares / rows^2, times the last factor for few
-        # groups. If all groups are equally good (up to rounding), each counts as one row.
+        # groups. If all groups are equally good (up to rounding), that variance is 0, and n remains that of the rows.
+        # Only if the rows do not vary either, nothing tells whether they are independent: each group counts as one.
         squares = float(np.square(errors).sum())
         if squares > 1e-12:
             n = min(n, p * (1 - p) * rows**2 * (group_count - 1) / (group_count * squares))
-        else:
+        elif variance <= 1e-12:
             n = min(n, group_count)
         # Student's t instead of the normal distribution widens the interval, as fewer outputs do.
         n *= (Z95 / float(stdtrit(group_count - 1, 0.975))) ** 2

@@ -73,7 +73,12 @@ def test_a_plot_that_cannot_be_written_is_refused_with_its_folder(refusal):
     [
         (errno.EACCES, "/some/place", 2, "permissions"),
         (errno.EISDIR, "/some/place", 2, "name another path"),
-        (errno.ENOSPC, "/some/place", 1, "free some disk space"),
+        (
+            errno.ENOSPC,
+            "/some/place",
+            1,
+            "free some disk space, then run the same command again to continue (train and ",
+        ),
         (errno.ENOSPC, None, 1, "free some disk space"),  # the error of a failed write has no path
         (errno.EIO, None, 1, "check the disk"),
         (errno.EBUSY, "/some/place", 1, "fix the cause"),

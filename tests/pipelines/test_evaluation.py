@@ -292,6 +292,16 @@ def test_the_interval_is_that_of_a_bootstrap_over_rows(outputs):
     assert r2_interval(y[:1], predicted[:1]) is r2_interval(y, predicted, None, np.zeros(120)) is None
 
 
+def test_equally_good_groups_have_nearly_the_interval_of_groups_that_differ_by_one_row():
+    def interval(*right_rows):
+        right = np.concatenate([np.arange(10) < count for count in right_rows])
+        return accuracy_interval(right, np.repeat(np.arange(len(right_rows)), 10))
+
+    assert np.ptp(interval(8, 8, 8, 8)) == pytest.approx(np.ptp(interval(8, 8, 8, 9)), rel=0.1)
+    # If all rows are right, nothing tells whether those of a group are independent.
+    assert np.ptp(interval(10, 10, 10, 10)) > 2 * np.ptp(interval(10, 10, 10, 9))
+
+
 def test_rows_of_a_group_count_once_in_the_interval_and_in_the_comparison(tmp_path, call):
     groups = np.repeat(np.arange(40), 10)
     right = groups % 4 > 0, groups % 5 < 3  # all rows of a group are right, or none

@@ -271,6 +271,17 @@ def test_each_seed_gets_its_own_reservoir(extracted, tmp_path):
         fit_seeds([extracted.store.entry] * 2, 3)
 
 
+def test_scores_of_seeds_are_those_of_reservoirs_also_if_a_baseline_is_saved(extracted, tmp_path):
+    from reservoir_pipelines.fitting.fit import SeedsFit
+
+    done = fit(extracted, columns="final/mean", out=tmp_path)
+    baseline = replace(done.reservoir, test_score=1.0)
+    saved_baselines = [
+        replace(done, best=baseline, reservoir=replace(baseline, test_score=score)) for score in (0.5, 0.7)
+    ]
+    assert SeedsFit(fits=tuple(saved_baselines)).test_scores == [0.5, 0.7]
+
+
 def test_seeds_refuse_an_entry_whose_data_has_changed_since(tiny_gpt2, tmp_path):
     draw = np.random.default_rng(0)
     rows = {"x": draw.normal(size=(60, 8)), "y": np.arange(60) % 2}

@@ -178,6 +178,16 @@ def test_a_finished_pretraining_is_returned_at_once_even_from_a_moved_folder(fin
         pretrain(str(text), out=folder, **{**settings, "steps": 31})
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_finished_pretraining_whose_model_is_incomplete_saves_it_again(finished, text, tmp_path, name, capsys):
+    folder = tmp_path / "incomplete"
+    shutil.copytree(finished.folder, folder)
+    (folder / name).unlink()
+    again = pretrain(str(text), out=folder, steps=30, eval_every=12, learning_rate=0.02, **SMALL)
+    assert again.test_bits == finished.test_bits and "saving it again" in capsys.readouterr().err
+    assert (folder / name).read_bytes() == Path(finished.folder, name).read_bytes()
+
+
 def test_zipf_comes_close_to_its_entropy(call, tmp_path):
     settings = "--vocabulary 16 --steps 120 --batch-tokens 512 --context 31 --learning-rate 0.03 --warm-up 10"
     flags = [*settings.split(), "--backbone", TINY, "--compute", "float32", "--device", "cpu", "--out"]

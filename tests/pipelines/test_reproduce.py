@@ -133,6 +133,59 @@ def test_a_cell_of_files_that_have_changed_runs_again(cache, tmp_path, monkeypat
     assert reproduce([mine]).ran == 1
 
 
+def test_files_named_like_other_settings_do_not_count(cache, tmp_path, monkeypatch):
+    mine = recipe(tmp_path, ROWS)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("output", "random", "bit-xor"):
+        Path(name).write_text("no setting")
+    # A run writes the folder of the results while it is stamped.
+    done = reproduce([mine], out=Path("mini"))
+    assert (done.ran, done.failed) == (2, {})
+    Path("output").write_text("other content")
+    assert reproduce([mine], out=Path("mini")).ran == 0
+    # Older versions stamped these names, too.
+    for path in (done.folder / "cells").glob("*.json"):
+        result = read_checked(path)
+        assert result["files"] == {}
+        write_checked(path, result | {"files": {"output": [1, 1]}})
+    assert reproduce([mine], out=Path("mini")).ran == 0
+
+
+def test_a_changed_corpus_is_pretrained_again_and_its_old_number_is_not_shown(cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2", "steps": 2, "eval_every": 2, "corpus": "t.txt"}
+    cell = Cell("pretrain", None, settings | {"batch_tokens": 2400, "resume": True})
+    folder = ReproductionFolder(tmp_path / "results")
+    folder.create()
+    spot = {"measure": "test_bits", "reason": "", "cells": [[cell.key]]}
+
+    def run(text):
+        Path("t.txt").write_text(text * 12_000)
+        changed = folder._number(spot, [cell.key])
+        module.run_cells([cell], folder, {"device": "cpu"}, 0.0)
+        return changed, folder._number(spot, [cell.key])
+
+    before, first = run("a b ")
+    assert (before.value, before.reason) == (None, "not run yet") and first.value
+    before, second = run("abcdefg")
+    assert before.value is None and "its files have changed" in before.reason
+    assert second.value not in (None, first.value)
+    # In another working folder, the corpus is not found, and the result stays valid.
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert folder.is_complete(cell) and folder._number(spot, [cell.key]) == second
+
+
+def test_only_removes_no_number_from_the_saved_table(cache, tmp_path):
+    mine = recipe(tmp_path, ROWS)
+    done = reproduce([mine], only="output")
+    assert [row["name"] for row in done.tables[0]["rows"]] == ["output"]
+    reproduce([mine], only="FPT")
+    saved = spots(ReproductionFolder(done.folder).tables()[0])
+    assert saved["FPT"]["mean"] and saved["output"]["mean"] and saved["ratio"]["mean"]
+
+
 def test_cells_do_not_change_which_extraction_is_the_last(cache, tmp_path):
     mine = extract("bit-xor", init="random", depth=1, layers="final", limit=60).entry
     done = reproduce(recipe(tmp_path, 'rows = [{ name = "last", cell = "readout-last", settings = { limit = 60 } }]'))

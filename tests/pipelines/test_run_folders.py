@@ -1,5 +1,6 @@
 """The folder of a run: the result is that of the last step, damage is named, and a refused run releases the lock."""
 
+import errno
 import json
 import os
 import textwrap
@@ -102,6 +103,14 @@ def test_a_diverged_run_is_finished_and_continues_on_request(go, monkeypatch):
     assert go(**settings, resume=True).diverged_step == done.diverged_step
     with pytest.raises(DivergedError, match=r"the loss is .* at step \d+.*--learning-rate"):
         go(**settings | {"on_divergence": "stop", "resume": True})
+
+
+def test_an_error_of_writing_names_the_folder_of_the_run(go, cache, monkeypatch):
+    error = OSError(errno.ENOSPC, "No space left on device")  # that of a failed write names no file
+    monkeypatch.setattr("reservoir_pipelines.training.checkpoints.save_checkpoint", Mock(side_effect=error))
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        go(steps=2)
+    assert caught.value.filename == str(cache / "run")
 
 
 def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):

@@ -430,6 +430,14 @@ def test_a_sweep_returns_the_run_that_does_best_on_validation_and_looks_at_test_
     assert plain.test_score == alone[best_run.trials[1]["learning_rate"]].test_score  # kept, and scored on request
 
 
+def test_a_sweep_refuses_a_run_that_has_more_steps_than_the_others(cache):
+    train("bit-xor", learning_rate=1e-3, **SHORT | {"steps": 40})
+    with pytest.raises(
+        InputError, match="this run already has 40 steps, and --sweep compares runs of 20; pass --steps 40"
+    ):
+        train("bit-xor", sweep={"learning_rate": [1e-3]}, **SHORT)
+
+
 def test_sweep_prints_every_run_and_refuses_values_that_are_no_numbers(cache, call, answer, refusal):
     flags = ["--backbone", SHALLOW, "--init", "random", "--steps", "4", "--eval-every", "4", "--device", "cpu"]
     rows = [part for name, count in FEW.items() for part in ("--param", f"{name}={count}")]

@@ -156,13 +156,20 @@ def _fit_seeds(entries: list[Entry], seeds: int, options: dict[str, Any], data: 
     device = as_group(options, opt.DeviceOptions)
     results = fit_seeds(entries, seeds, readout, device, data=data)
     first = results.fits[0]
-    rows = [readout_row(f"seed {seed}", fit.best) for seed, fit in enumerate(results.fits)]
-    mean = score_text(results.mean, first.best.metric)
-    deviation = difference_text(results.deviation, first.best.metric)
-    summary = Facts([("test", f"{mean} +- {deviation} over {len(results.fits)} seeds")])
+    reservoirs = [fit.reservoir for fit in results.fits]
+    rows = [readout_row(f"seed {seed}", reservoir) for seed, reservoir in enumerate(reservoirs)]
+    mean = score_text(results.mean, first.reservoir.metric)
+    deviation = difference_text(results.deviation, first.reservoir.metric)
+    facts = [("test", f"{mean} +- {deviation} over {len(results.fits)} seeds")]
+    # The scores above are those of reservoirs; a baseline that validation prefers is saved instead.
+    facts += [
+        ("baseline", f"seed {seed}: {fit.best.title} is better on validation, and is saved")
+        for seed, fit in enumerate(results.fits)
+        if fit.best is not fit.reservoir
+    ]
     # With --control or --mdl, the table has columns for control tasks or code lengths, too.
-    table = with_probing(readout_table(rows, first.evaluation), [fit.best for fit in results.fits])
-    return Answer(results, [table, summary])
+    table = with_probing(readout_table(rows, first.evaluation), reservoirs)
+    return Answer(results, [table, Facts(facts)])
 
 
 def fit_tables(fit: Fit) -> list[Shown]:

@@ -177,8 +177,8 @@ class SeedsFit:
 
     @property
     def test_scores(self) -> list[float]:
-        """The test score of each seed; every chosen readout has one."""
-        return [fit.best.test_score for fit in self.fits if fit.best.test_score is not None]
+        """The test score of the chosen reservoir of each seed, also if a baseline was better and is saved instead."""
+        return [fit.reservoir.test_score for fit in self.fits if fit.reservoir.test_score is not None]
 
     @property
     def mean(self) -> float:

@@ -44,7 +44,7 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
         )
     # The results of all cells, each of which may serve several tables.
     keys = dict.fromkeys(key for table in tables for key in table["keys"])
-    results = {key: result for key in keys if (result := folder.result(key))}
+    results = {key: result for key in keys if (result := folder.current_result(key))}
     failed = sum(bool(folder.failure(key)) for key in keys if key not in results)
     waiting = len(keys) - len(results) - failed
     facts = [

@@ -1,5 +1,6 @@
 """The stage ``pretrain``: a backbone trained as a language model, or on the task bit-memory, from random weights."""
 
+import re
 import shutil
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -110,6 +111,8 @@ FINAL_TOKENS = 2**18  # largest number of held-out tokens for the final losses
 BIT_MEMORY = "bit-memory"
 ROW_TOKENS = BitMemory().task.max_tokens
 
+WEIGHTS_PART = re.compile(r"model-\d+-of-(?P<parts>\d+)\.safetensors")  # one of the files of a large model
+
 # options that do not apply to bit-memory
 UNUSED = ("context", "short", "short_share", "warm_up", "weight_decay")
 
@@ -141,9 +144,12 @@ def pretrain(
     with run.lock():
         config = make_config(settings, device)
         run.check(config)  # raises if the run in this folder has other settings
-        if result := _finished_result(run, out):
-            return result
-        if run.state.step and not options.resume:
+        finished_result = _finished_result(run, out)
+        if finished_result and _has_model(out, with_tokenizer=source.tokenizer is not None):
+            return finished_result
+        if finished_result:
+            notify(f"{out}: files of the model are missing; saving it again from the last checkpoint")
+        elif run.state.step and not options.resume:
             raise InputError(
                 f"{out}: this run is at step {run.state.step:,} of {recipe.steps:,}",
                 "pass --resume to continue it, or remove the folder to start again",
@@ -186,6 +192,15 @@ def _finished_result(run: RunFolder, out: Path) -> Pretraining | None:
     """Return the result of a run that has finished in the folder ``out``, or None."""
     result = run.result(partial(from_json, Pretraining))
     return result and replace(result, folder=str(out))  # the folder may have been moved
+
+
+def _has_model(out: Path, *, with_tokenizer: bool) -> bool:
+    """Return whether a folder has the files of `save_model`: configuration, all weights and perhaps a tokenizer."""
+    names = {path.name for path in out.iterdir()}
+    needed = {"config.json", *(("tokenizer.json",) if with_tokenizer else ())}
+    parts_of_weights = [match for name in names if (match := WEIGHTS_PART.fullmatch(name))]
+    has_all_parts = bool(parts_of_weights) and len(parts_of_weights) == int(parts_of_weights[0]["parts"])
+    return needed <= names and ("model.safetensors" in names or has_all_parts)
 
 
 def _pretrain_bit_memory(

@@ -98,7 +98,8 @@ def groups(stage: str, settings: Mapping[str, Any]) -> list[Any]:
 class Recipe:
     """A table or a figure at one scale."""
 
-    table: dict[str, Any]  # JSON values without numbers, for `ReproductionFolder.save_table`
+    table: dict[str, Any]  # JSON values without numbers, for `ReproductionFolder.fill`
+    whole_table: dict[str, Any]  # the same with all rows and columns, for `ReproductionFolder.save_table`
     cells: list[Cell]  # a cell comes after the cells that it needs
     names: frozenset[
         str
@@ -205,7 +206,8 @@ class _Builder:
         names = {*self.shared["tasks"], *column_names, *(row["name"] for row in rows)}
         names |= {spot["task"] for spot in all_spots if spot["task"]}  # a task of the user, too
         table = self._table_of(name, column_names, spots, list(cells))
-        return Recipe(table, list(cells.values()), frozenset(names))
+        whole_table = self._table_of(name, column_names, all_spots, list(self.cells))
+        return Recipe(table, whole_table, list(cells.values()), frozenset(names))
 
     def _table_of(
         self, name: str, column_names: Sequence[str], spots: Sequence[dict[str, Any]], keys: list[str]

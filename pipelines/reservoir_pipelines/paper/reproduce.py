@@ -73,7 +73,8 @@ def reproduce(
         folder.create()
         # The tables are saved before the cells run, so that `report` shows what has finished at any time.
         for recipe in plan.recipes:
-            folder.save_table(recipe.table)
+            # A table has all its numbers there, because --only selects what runs, not what has finished.
+            folder.save_table(recipe.whole_table)
         _run(unfinished, folder, plan.place_settings, cluster)
         ran = sum(map(folder.is_complete, unfinished))
     return Reproduction(

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 from reservoir_cache import locked, make_folder, refuse_links
 
+from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.errors import InputError, writing
+from reservoir.pretraining.corpora import STREAMS
 from reservoir.readouts.evaluation import accuracy_interval
+from reservoir.tasks import TASKS
 from reservoir_pipelines.files import json_digest, read_checked, write_checked
 from reservoir_pipelines.paper.claims import interval_of, size_of, verdict_on
 
@@ -96,19 +99,37 @@ class Cell:
 
 
 def file_stamps(cell: Cell) -> dict[str, list[int]]:
-    """Return size and modification time of each file that a cell, or a cell that it needs, names, by the path as named.
+    """Return size and modification time of each file that a cell, or a cell that it needs, reads, by the path as named.
 
     These are data, models and corpora of the user; a folder stands for the files in it, with the sum of their sizes and
     the latest time. The times are in nanoseconds since the epoch.
     """
     stamps: dict[str, list[int]] = {}
-    for name in (cell.task, *cell.settings.values()):
-        if isinstance(name, Cell):
-            stamps |= file_stamps(name)
-        elif isinstance(name, str) and name and (stats := _stats(Path(name))):
-            size = sum(stat.st_size for stat in stats)
-            stamps[name] = [size, max(stat.st_mtime_ns for stat in stats)]
+    for name in sorted(_named_paths(cell)):
+        if stats := _stats(Path(name)):
+            stamps[name] = [sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats)]
     return stamps
+
+
+def _named_paths(cell: Cell) -> set[str]:
+    """Return the settings of a cell, and of the cells that it needs, that name files or folders, if these exist.
+
+    All other settings are words, such as ``columns = "output"``, also if the working folder has a file of that name.
+    """
+    paths = {path for need in cell.needs for path in _named_paths(need)}
+    settings = {name: value for name, value in cell.settings.items() if isinstance(value, str)}
+    if cell.task not in TASKS:
+        paths.add(cell.task or "")
+    # A corpus may be a mixture. Those of `corpus_named` precede files of the same names.
+    corpus = settings.get("corpus", "")
+    paths |= {corpus, *map(str.strip, corpus.split(","))} - {"bit-memory", *STREAMS}
+    # The default backbone precedes a folder of its name; of the other backbones, a folder comes first.
+    paths |= {settings.get("backbone", ""), settings.get("run", "")} - {DEFAULT_BACKBONE}
+    # Initial weights are drawn as a word says, or are those in the folder of a model.
+    init = settings.get("init", "")
+    if (Path(init) / "config.json").exists():
+        paths.add(init)
+    return paths - {""}
 
 
 def _stats(path: Path) -> list[os.stat_result]:
@@ -151,20 +172,36 @@ class ReproductionFolder:
 
         A result of files that have changed since then is none.
         """
-        result = self._result_of_these_files(cell)
-        return result is not None and (cell.stage != "pretrain" or Path(result["folder"]).exists())
+        result = self.current_result(cell.key)
+        if result is None or cell.stage != "pretrain":
+            return result is not None
+        return any(Path(result["folder"]).glob("*.safetensors"))
 
-    def _result_of_these_files(self, cell: Cell) -> dict[str, Any] | None:
-        """Return the result of a cell, or None if it has not finished, or if the files that it reads have changed."""
-        result = self.result(cell.key)
+    def current_result(self, key: str) -> dict[str, Any] | None:
+        """Return the result of a cell, or None if it has not finished, or if the files that it reads have changed.
+
+        A result is also valid in a working folder that lacks these files.
+        """
+        result = self.result(key)
         # The committed results of other machines have no stamps of files.
         if result is None or "files" not in result:
             return result
-        return result if result["files"] == file_stamps(cell) else None
+        stamps = file_stamps(self._stored_cell(result))
+        is_current = all(result["files"].get(name, stamp) == stamp for name, stamp in stamps.items())
+        return result if is_current else None
+
+    def _stored_cell(self, result: Mapping[str, Any]) -> Cell:
+        """Return the cell of a result, with the cells that it needs as far as they have results."""
+        settings = dict(result["settings"])
+        for name, value in settings.items():
+            names_cell = isinstance(value, str) and value.startswith(CELL)
+            if names_cell and (need := self.result(value.removeprefix(CELL))):
+                settings[name] = self._stored_cell(need)
+        return Cell(result["stage"], result["task"], settings)
 
     def unfinished(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells without a result, and the models that these need and whose weights are missing."""
-        keys_without_result = {cell.key for cell in cells if not self._result_of_these_files(cell)}
+        keys_without_result = {cell.key for cell in cells if not self.current_result(cell.key)}
         needs = [need for cell in cells if cell.key in keys_without_result for need in cell.needs]
         missing_needs = {need.key for need in needs if not self.is_complete(need)}
         return [cell for cell in cells if cell.key in keys_without_result | missing_needs]
@@ -290,8 +327,10 @@ class ReproductionFolder:
         # The results of all cells must exist.
         results = []
         for key in keys:
-            if (result := self.result(key)) is None:
-                return _Number(reason=self.failure(key) or "not run yet")
+            if (result := self.current_result(key)) is None:
+                has_old_result = self.result(key) is not None
+                reason = "its files have changed: run it again" if has_old_result else "not run yet"
+                return _Number(reason=self.failure(key) or reason)
             results.append(result)
         if spot.get("combine") == "best":
             results = [max(results, key=lambda result: result["values"]["valid_score"])]

@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
@@ -27,6 +28,7 @@ from reservoir_pipelines.output import notify, size_text, time_text
 from reservoir_pipelines.paper.recipe import groups
 from reservoir_pipelines.paper.reproduction_folder import Cell
 from reservoir_pipelines.reports.views import fit_values, train_values
+from reservoir_pipelines.training.run_folder import OtherSettingsError
 from reservoir_pipelines.workers import map_pieces
 
 TRIAL_STEPS = 8
@@ -164,7 +166,12 @@ def _pretrain(_: str, settings: dict[str, Any], out: Path) -> CellRun:
         )
     keywords = _keywords(pretrain, settings)
     del keywords["corpus"]  # which is passed by position
-    result = pretrain(corpus, out=out, **keywords)
+    try:
+        result = pretrain(corpus, out=out, **keywords)
+    except OtherSettingsError:
+        # The cell's own folder has a run on what the corpus was before, whose result no longer counts.
+        shutil.rmtree(out)
+        result = pretrain(corpus, out=out, **keywords)
     values = {
         "test_score": result.test_accuracy,
         "test_bits": result.test_bits,

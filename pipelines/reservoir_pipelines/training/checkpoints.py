@@ -104,7 +104,7 @@ def train_in_folder(
     recorder = nullcontext(_NO_RECORDER)
     if ranks.first:
         recorder = _recorder(folder, config, model, steps, last_step, display)
-    with recorder as functions:
+    with _naming(folder), recorder as functions:
         trainer = Trainer(
             model,
             steps,
@@ -126,6 +126,17 @@ def train_in_folder(
     if trained.state.step:
         load_checkpoint(folder.best, model)
     return trained
+
+
+@contextmanager
+def _naming(folder: RunFolder) -> Iterator[None]:
+    """Add the folder to an error of the system inside the context that names no file, as those of writing do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(folder.path)
+        raise
 
 
 def _restore(folder: RunFolder, last_checkpoint: Checkpoint, model: nn.Module, steps: Steps) -> None:

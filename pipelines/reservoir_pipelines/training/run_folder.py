@@ -23,6 +23,10 @@ STATE = "state.json"  # in the folder of a checkpoint
 R = TypeVar("R")  # a result
 
 
+class OtherSettingsError(InputError):
+    """A folder has a run with other settings."""
+
+
 class MayDiverge(Protocol):
     """The result of a training, which may have diverged."""
 
@@ -200,7 +204,7 @@ class RunFolder:
             yield
 
     def check(self, config: Mapping[str, Any]) -> None:
-        """Raise `InputError` if the folder has other files, or a run with other settings."""
+        """Raise `InputError` if the folder has other files, or `OtherSettingsError` for a run with other settings."""
         file_names = {path.name for path in self.path.iterdir()}
         if CONFIG not in file_names and file_names - {LOCK}:
             raise InputError(
@@ -213,7 +217,7 @@ class RunFolder:
         # The new settings as they would be read back: tuples become lists. The first difference is reported.
         new_settings = json.loads(json.dumps(config["settings"]))
         for name, old, new in differences(old_settings, new_settings):
-            raise InputError(
+            raise OtherSettingsError(
                 f"{self.path}: the folder has a run with {name} = {old}, not {new}", "name another folder"
             )
 

@@ -76,6 +76,8 @@ def train_once(
         options = job.options
         last_step = options.steps or 0
         state = folder.state
+        if not test:
+            _refuse_longer_run(folder, last_step)
         result = folder.final_result(Training.from_dict, options, job.patience)
         if result:
             if state.step > last_step and ranks.first:
@@ -119,6 +121,16 @@ def train_once(
             # The result is written last, so that a resumed run draws the plots of a killed one.
             write_checked(folder.path / RESULT, result.to_dict())
         return result
+
+
+def _refuse_longer_run(folder: RunFolder, last_step: int) -> None:
+    """Raise `InputError` if a run has more steps than the runs of a sweep, which are compared after equal steps."""
+    step = folder.state.step
+    if step > last_step:
+        raise InputError(
+            f"{folder.path}: this run already has {step:,} steps, and --sweep compares runs of {last_step:,}",
+            f"pass --steps {step}, or another --run",
+        )
 
 
 def _notify_other_validation(job: Job, folder: RunFolder) -> None:
