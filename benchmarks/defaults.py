@@ -6,9 +6,9 @@
     python benchmarks/defaults.py symbols --rows 1000 --length 100 --draws 3
 
 *Forecasts* compares the commands `extract` and `fit` with an autoregression: root mean squared errors on the newest
-fifth of each series. Without files, five generated series of 700 steps are forecast. A file is a table whose last column of numbers is
-forecast; missing values are interpolated. The autoregression is scikit-learn's `RidgeCV` on the same windows, fitted to
-all windows before the test steps.
+fifth of each series. Without files, five generated series of 700 steps are forecast. A file is a table whose last
+column of numbers is forecast; missing values are interpolated. The autoregression is scikit-learn's `RidgeCV` on the
+same windows, fitted to all windows before the test steps.
 
 *Symbols*: the test accuracy of extract and fit. The label of each kind depends on: *splice*, conserved positions near
 the middle and letters around them; *position*, each position by itself; *pairs*, whether neighbouring positions agree;
