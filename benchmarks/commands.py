@@ -98,7 +98,9 @@ def startup(options: argparse.Namespace) -> None:
 
 def show(title: str, command: list[str], repeats: int) -> None:
     """Measure the wall time and the processor time of a command; other programs disturb the latter less."""
-    clock, processor, errors = [], [], ""
+    clock: list[float] = []
+    processor: list[float] = []
+    errors = ""
     for _ in range(repeats):
         before, started = child_processor_seconds(), time.perf_counter()
         errors = subprocess.run(command, capture_output=True, text=True, check=False).stderr

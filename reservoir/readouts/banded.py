@@ -8,8 +8,8 @@ where a factorisation of B + alpha I takes little time. The tridiagonal form, wh
 (`reservoir.readouts.tridiagonal`), is the narrowest band; but half of its reduction multiplies the matrix with single
 vectors, and waits for memory. A reduction to a wide band multiplies it with many vectors at once.
 
-Reference: Bischof, Lang and Sun (2000), ACM Transactions on Mathematical Software 26, 581-601, where this is the first
-of two steps.
+Reference: Bischof, Lang and Sun (2000), ACM Transactions on Mathematical Software 26, 581-601, where bands lead to a
+tridiagonal form. Here the systems are solved with the band.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from reservoir.readouts.products import blas_threads, report_work
 
 _factorise, _factorise_work = get_lapack_funcs(("geqrf", "geqrf_lwork"), dtype=np.float64)
 
-# Subdiagonals of the band. For 6,144 columns, 64 took 14 s of one core, 128 11 s, and 192 10 s; the tridiagonal form
+# Subdiagonals of the band. For 6,144 columns, 64 took 15 s of one core, 128 11 s, and 192 10 s; the tridiagonal form
 # took 24 s. Wider bands make the systems of the penalties slower.
 BANDWIDTH = 192
 # Columns of the matrix that a product changes at once, so that its result stays in the cache of a processor.
@@ -101,8 +101,8 @@ def _triangularise(block: np.ndarray, start: int) -> tuple[Reflection, np.ndarra
     is_identity = factors == 0
     vectors[:, is_identity] = 0
     factors[is_identity] = 1
-    # The product of all I - f v v' is I - Y T Y', where T^-1 + T^-T = Y'Y, and 1 / f is the diagonal of T^-1
-    # (Puglisi 1992).
+    # The product of all I - f v v' is I - Y T Y' with an upper triangular T, whose diagonal has the factors. Because it
+    # is orthogonal, T + T' = T' Y'Y T, and so T^-1 + T^-T = Y'Y, which gives the rest of T^-1.
     inverse = np.triu(vectors.T @ vectors, 1)
     inverse[np.diag_indices(reflectors)] = 1 / factors
     t = solve_triangular(inverse, np.eye(reflectors), check_finite=False)

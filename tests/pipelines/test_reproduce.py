@@ -26,7 +26,7 @@ from reservoir_pipelines.paper.claims import Estimate, interval_of, size_of, ver
 from reservoir_pipelines.paper.page import _draw_costs, leave_out_answered_claims
 from reservoir_pipelines.paper.recipe import GROUPS, LARGE, SCALES, Cell, load_recipe, recipe_names
 from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
-from reservoir_pipelines.paper.stages import estimate
+from reservoir_pipelines.paper.stages import _pretrain, estimate
 from reservoir_pipelines.plots import PagePlot, draw_confusion, shorten_all
 from reservoir_pipelines.reports.views import _read_sweep, fit_values
 
@@ -175,6 +175,18 @@ def test_a_changed_corpus_is_pretrained_again_and_its_old_number_is_not_shown(ca
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert folder.is_complete(cell) and folder._number(spot, [cell.key]) == second
+
+
+def test_a_run_with_another_setting_than_its_corpus_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("t.txt").write_text("a b " * 12_000)
+    settings = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2", "steps": 2, "eval_every": 2, "corpus": "t.txt"}
+    settings |= {"batch_tokens": 2400, "device": "cpu"}
+    _pretrain("", {**settings, "compute": "float32"}, tmp_path / "run")
+    weights = (tmp_path / "run" / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="has a run with compute"):
+        _pretrain("", {**settings, "compute": "bfloat16"}, tmp_path / "run")
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
 
 
 def test_only_removes_no_number_from_the_saved_table(cache, tmp_path):

@@ -27,9 +27,8 @@ from reservoir_pipelines.preparation.prepared import PreparedSplit
 PREDICTIONS = "predictions.csv"
 BEST = "best"  # the column of the readout that a fit saves, or of a run's model
 GROUP = "group"  # the column of the names of groups
-GROUP_NUMBER = (
-    "group_number"  # the column in its place if their names are not known, as from earlier versions
-)
+# The column in its place if the names of groups are not known, as from earlier versions.
+GROUP_NUMBER = "group_number"
 PROBABILITY = "_probability"  # end of the names of columns of probabilities
 # Most predictions in the file. A prediction takes about 15 bytes, so this file has 300 MB.
 MAX_PREDICTIONS = 20_000_000

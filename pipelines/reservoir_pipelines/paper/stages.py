@@ -168,8 +168,10 @@ def _pretrain(_: str, settings: dict[str, Any], out: Path) -> CellRun:
     del keywords["corpus"]  # which is passed by position
     try:
         result = pretrain(corpus, out=out, **keywords)
-    except OtherSettingsError:
-        # The cell's own folder has a run on what the corpus was before, whose result no longer counts.
+    except OtherSettingsError as error:
+        # A run on what the corpus was before no longer counts. One with another setting, such as the precision, stays.
+        if not error.setting.startswith("corpus"):
+            raise
         shutil.rmtree(out)
         result = pretrain(corpus, out=out, **keywords)
     values = {

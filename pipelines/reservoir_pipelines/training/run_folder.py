@@ -24,7 +24,9 @@ R = TypeVar("R")  # a result
 
 
 class OtherSettingsError(InputError):
-    """A folder has a run with other settings."""
+    """A folder has a run with another value of a setting, whose name is ``setting``."""
+
+    setting = ""
 
 
 class MayDiverge(Protocol):
@@ -217,9 +219,11 @@ class RunFolder:
         # The new settings as they would be read back: tuples become lists. The first difference is reported.
         new_settings = json.loads(json.dumps(config["settings"]))
         for name, old, new in differences(old_settings, new_settings):
-            raise OtherSettingsError(
+            error = OtherSettingsError(
                 f"{self.path}: the folder has a run with {name} = {old}, not {new}", "name another folder"
             )
+            error.setting = name
+            raise error
 
     @property
     def is_new(self) -> bool:
