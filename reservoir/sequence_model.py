@@ -111,6 +111,8 @@ class SequenceModel(nn.Module):
     ) -> None:
         super().__init__()
         self.has_scaling = scaling is not None
+        # Missing values are NaN where they are masked: of the stored sequences of other data, none is.
+        self.masks_missing = task.parameters.get("missing") == "mask"
         if scaling is not None:
             self.register_buffer("offset", torch.from_numpy(np.array(scaling.offset, np.float32)))
             self.register_buffer("scale", torch.from_numpy(np.array(scaling.scale, np.float32)))
@@ -140,6 +142,8 @@ class SequenceModel(nn.Module):
         """
         if self.has_scaling:
             x = (x - self.offset) * self.scale
+        if self.masks_missing:  # as `Scaling` does
+            x = torch.where(x.isnan(), 0.0, x)
         features = torch.cat([values for branch in self.branches for values in branch(x, lengths)], dim=1)
         check_width(len(self.weight), features.shape[1])
         # Channels of a frozen transformer may have a mean of 3000 and a deviation below one. Sums of
@@ -239,7 +243,7 @@ def _hidden_copies(
         if symbols:
             replacement = torch.randint(symbols, (stretch.stop - stretch.start,), generator=draw)
         else:
-            replacement = row[:length].mean(0)
+            replacement = row[:length].nanmean(0)  # NaN stands for a missing value
         copy = row.clone()
         copy[stretch] = replacement.to(row.dtype)
         copies.append(copy)

@@ -335,6 +335,27 @@ def test_occlusion_equals_the_model_on_the_changed_row(made):
     assert rows[0].occluded[7] == pytest.approx(float(before - after), abs=1e-4)
 
 
+def test_masked_missing_values_are_read_as_predict_reads_them(tmp_path, tiny_gpt2):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(60, 12, 1)).astype(np.float32)
+    x[30:] += 1
+    x[draw.random(x.shape) < 0.1] = np.nan
+    path = tmp_path / "gaps.npz"
+    np.savez(path, x=x, y=np.repeat(["low", "high"], 30))
+    settings = {"backbone": str(tiny_gpt2), "compute": "float32", "cache": tmp_path / "cache"}
+    features = extract(str(path), missing="mask", layers="embed", pool="mean", **settings)
+    saved = fit(features, columns="embed/mean+raw", alphas="1e0:1e2:2").saved
+    stored = torch.from_numpy(np.concatenate([x, np.isnan(x)], axis=2))
+    with torch.no_grad():
+        logits = build(Bundle.load(saved), saved)(stored, torch.full((60,), 12))
+    predictions = [*predict(saved, path)]
+    probabilities = [prediction.probabilities for prediction in predictions]
+    np.testing.assert_allclose(logits.flatten(1).softmax(1), probabilities, atol=1e-4)
+    rows = explain(saved, path).rows
+    assert [row.label for row in rows] == [prediction.label for prediction in predictions[: len(rows)]]
+    assert all(np.isfinite(row.occluded).all() for row in rows)
+
+
 def test_the_lengths_of_sequences_that_an_export_accepts_are_named(tmp_path):
     done = Export(model=tmp_path, card=tmp_path, reader=None, bytes=9, tokens=(2, 49))
     assert ("tokens", "2 to 49 per sequence") in export_answer(done).tables[0].pairs
