@@ -483,6 +483,8 @@ def test_cells_of_a_table_may_hold_series(kind, tiny_gpt2):
     model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std", compute="float32")
     expected = model.fit(rows, y).predict_proba(rows)
     np.testing.assert_array_equal(model.fit(table, y).predict_proba(table), expected)
+    model.set_params(channels_first=True)  # which the columns of a table are already
+    np.testing.assert_array_equal(model.fit(table, y).predict_proba(table), expected)
     with pytest.raises(ValueError, match=r"several lengths"):
         model.fit(pandas.DataFrame({"b": [1.0, 2.0], "a": [np.ones(3), np.ones(4)]}), [0, 1])
 

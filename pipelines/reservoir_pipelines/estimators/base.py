@@ -193,7 +193,9 @@ class ReservoirEstimator(BaseEstimator):
         x = unnested(x)
         if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
             raise ValueError("X holds texts; pass the codes of letters, [list(t.encode()) for t in X]")
-        x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
+        # The channels of a table are its columns, and those of its sequences are last now.
+        channels_first = self.channels_first and len(column_names) < 2
+        x = with_channels_last(x, channels_first=channels_first, warn=reset)
         # `as_rows` refuses NaN: the general message of scikit-learn does not name the parameter ``missing``.
         checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": "allow-nan"}
         if reset:
