@@ -21,6 +21,7 @@ from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
 from reservoir.raw_input import MAX_WIDTH
+from reservoir.readouts.evaluation import evaluate_values
 from reservoir.readouts.linear import Targets
 from reservoir.readouts.time_sweep import LastValue, TimeFold, time_sweep
 
@@ -187,6 +188,19 @@ def test_overlapping_test_windows_count_once_for_each_stretch_of_forecast_steps(
     assert "test windows overlap; intervals and p-values count 13 stretches of 3 steps" in capsys.readouterr().err
     # Earlier versions stored no stretches. If no window is left out, those of one step take turns.
     assert stretches_of_all_windows(np.arange(12), 2, 3).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
+
+
+def test_validation_intervals_of_layers_count_stretches_too(tmp_path):
+    features = extracted(write(tmp_path, series()), layers="embed,block01")
+    result = fit(features, columns="embed/last,block01/last", alphas="10:10:1", out=tmp_path / "readout")
+    lines = pd.read_csv(tmp_path / "readout" / "predictions.csv").query("split != 'test'").dropna(subset="embed")
+    y, predicted = (lines.pivot(index="id", columns="output", values=name).to_numpy() for name in ("label", "embed"))
+    first_test_step = 160
+    stretches = (np.unique(lines["id"]) - first_test_step) // HORIZON
+    by_hand = evaluate_values(y, predicted, groups=np.unique(stretches, return_inverse=True)[1]).interval
+    score = next(score for score in result.layer_scores if score.layer == "embed")
+    assert score.valid_interval == pytest.approx(by_hand, abs=1e-4)
+    assert score.valid_interval != pytest.approx(evaluate_values(y, predicted).interval, abs=1e-3)
 
 
 def test_a_stretch_holds_windows_of_one_series_if_series_have_gaps_or_other_lengths(tmp_path):

@@ -27,6 +27,7 @@ from reservoir_pipelines.fitting.source import (
     ColumnSource,
     EntrySamples,
     EntrySource,
+    EntryView,
     JoinedSource,
     KnownSplit,
     RawSource,
@@ -282,6 +283,8 @@ def _valid_interval(
     counts = np.concatenate([source.counts(split) for split in splits])[-len(predicted) :]
     names = [str(task.label(number)) for number in range(task.classes)]
     groups = groups_of_splits(source.view, splits)
+    if task.horizon > 1:  # windows overlap in their labels, as those of `row_units` do
+        groups = _stretches_of_splits(source.view, splits, len(predicted))
     valid = evaluate_labels(labels, predicted, names, counts=counts, groups=groups)
     interval = balanced_interval(valid) if result.metric == "balanced_accuracy" else valid.interval
     if interval is None or repeats == 1:
@@ -293,6 +296,19 @@ def _valid_interval(
     least = 0.0 if is_share(result.metric) else -math.inf
     low, high = (min(max(end + shift, least), 1.0) for end in interval)
     return low, high
+
+
+def _stretches_of_splits(
+    view: EntryView[KnownSplit], splits: Sequence[KnownSplit], windows: int
+) -> np.ndarray | None:
+    """Return the stretch of steps in which the labels of each of the last windows begin, numbered from 0, (windows,).
+
+    None for an entry of an earlier version, which does not store stretches.
+    """
+    stretches = [stored for split in splits if (stored := view[split].stretches) is not None]
+    if len(stretches) < len(splits):
+        return None
+    return np.unique(np.concatenate(stretches)[-windows:], return_inverse=True)[1]
 
 
 def _held_out_labels(predictions: Mapping[KnownSplit, Predicted], source: EntrySource) -> np.ndarray:

@@ -233,7 +233,8 @@ class LayerScore(Record):
     result : Result
         The best readout of its columns by validation, with its score on test.
     valid_interval : tuple of (float, float), optional
-        95% interval of the validation score over rows, or over groups if the rows have groups.
+        95% interval of the validation score over rows, over groups if the rows have groups, or over the stretches of a
+        forecast.
     difference : float, optional
         The test score minus that of the best layer; None for the best layer itself.
     difference_interval : tuple of (float, float), optional
