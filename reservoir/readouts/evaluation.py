@@ -391,9 +391,9 @@ def evaluate_labels(
     if not classes:
         return evaluate_values(y, predicted, counts, groups)
     y, predicted = y.astype(int), predicted.astype(int)
-    if counts is not None and counts.min() == counts.max():
+    if counts is not None and counts.min() == counts.max() and not balanced:
         # Rows with equally many samples: each row becomes one sample with several labels. `evaluate_classes` gives the
-        # ranks the shape of the labels.
+        # ranks the shape of the labels. A balanced accuracy, by which readouts are chosen, is over all labels together.
         y, predicted = y.reshape(len(counts), -1), predicted.reshape(len(counts), -1)
         counts = None
     return evaluate_classes(y, predicted, classes, ranks, counts, groups, balanced=balanced)

@@ -444,6 +444,15 @@ def test_a_tally_with_class_weights_is_the_balanced_accuracy_of_what_it_counts()
         np.testing.assert_allclose(means, expected)
 
 
+def test_a_balanced_accuracy_of_the_labels_of_tokens_is_over_all_of_them():
+    # Two tokens for each of 100 rows. The first is rarely of class 1, and always predicted to be of class 0.
+    y = np.stack([np.arange(100) >= 98, np.arange(100) >= 50], axis=1).astype(int).reshape(-1, 1)
+    predicted = np.where(np.arange(200)[:, None] % 2, y, 0)
+    for token_counts in (np.full(100, 2), np.repeat([1, 3], 50)):
+        evaluation = evaluate_labels(y, predicted, ["a", "b"], counts=token_counts, balanced=True)
+        assert evaluation.scores["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y, predicted))
+
+
 def test_a_difference_of_balanced_accuracies_is_tested_as_such():
     rng = np.random.default_rng(0)
     y = (rng.random((400, 1)) < 0.05).astype(int)
