@@ -686,8 +686,27 @@ def test_the_interval_of_a_difference_is_newcombes():
     ],
 )
 def test_a_model_counts_the_blocks_that_its_features_need(layers, model):
-    result = {"stage": "fit", "settings": {"backbone": "mini", "layers": layers}, "values": {}}
+    settings = {"backbone": "mini", "layers": layers}
+    result = {"stage": "fit", "task": "digits", "settings": settings, "values": {}}
     assert size_of(result, None)["model"] == model
+
+
+@pytest.mark.parametrize(
+    ("stage", "task", "settings", "rows"),
+    [
+        ("fit", "bit-memory", {"limit": 2000, "parameters": {"train_rows": 200}}, "200 training rows"),
+        ("train", "bit-memory", {"limit": 2000}, "new training rows at every step"),
+        ("train", "bit-memory", {"limit": 2000, "rows": "stored"}, "2,000 training rows"),
+        ("train", "listops", {"parameters": {"min_length": 20, "train_rows": 2000}}, "2,000 training rows"),
+        ("train", "cifar10", {"limit": 50}, "50 training rows, augmented"),
+        ("train", "cifar10", {"limit": 50, "from_cache": True}, "50 training rows"),
+        ("train", "mnist", {}, "all training rows"),
+        ("train", "table.csv", {}, "all training rows"),
+    ],
+)
+def test_a_claim_says_which_rows_a_cell_was_trained_on(stage, task, settings, rows):
+    result = {"stage": stage, "task": task, "settings": settings, "values": {"steps": 4}}
+    assert size_of(result, None)["train_rows"] == rows
 
 
 def test_a_claim_that_is_not_checked_keeps_its_numbers_and_one_run_without_an_interval_decides_nothing():

@@ -8,6 +8,8 @@ from math import hypot, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
+from reservoir.tasks import TASKS, task_named
+
 HOLDS = "Holds"
 FAILS = "Does not hold here"
 INCONCLUSIVE = "Cannot be seen at this size"
@@ -212,10 +214,7 @@ def size_of(result: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[st
     """
     cell = run or result
     settings, values = cell["settings"], cell["values"]
-    train_rows = ""
-    if cell["stage"] not in ("backbone", "pretrain"):  # which read no rows of a task
-        row_count = settings.get("limit") or settings.get("parameters", {}).get("train_rows")
-        train_rows = f"{row_count:,} training rows" if row_count else "all training rows"
+    reads_rows = cell["stage"] not in ("backbone", "pretrain")
     steps = ""
     if cell["stage"] == "train":
         batch = settings.get("batch")
@@ -223,10 +222,29 @@ def size_of(result: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[st
     has_no_model = settings.get("columns") == "raw"
     return {
         "model": _model_text(settings),
-        "train_rows": train_rows,
+        "train_rows": _training_rows(cell) if reads_rows else "",
         "steps": steps,
         "real": has_no_model or not _is_small(str(settings.get("backbone", ""))),
     }
+
+
+def _training_rows(cell: Mapping[str, Any]) -> str:
+    """Return which training rows a cell reads, such as "2,000 training rows".
+
+    As in `train`, a task that draws its own rows has new ones at every step, and one that augments its images has
+    another view of each row in every epoch, unless the features are cached or the setting ``rows`` is ``stored``.
+    """
+    settings = cell["settings"]
+    parameters = settings.get("parameters", {})
+    counts = [count for count in (settings.get("limit"), parameters.get("train_rows")) if count]
+    stored_rows = f"{min(counts):,} training rows" if counts else "all training rows"
+    is_training = cell["stage"] == "train" and cell["task"] in TASKS
+    if not is_training or settings.get("from_cache") or settings.get("rows") == "stored":
+        return stored_rows
+    source = task_named(cell["task"], **parameters)
+    if source.endless:
+        return "new training rows at every step"
+    return f"{stored_rows}, augmented" if source.augments else stored_rows
 
 
 def _is_small(backbone: str) -> bool:
