@@ -72,7 +72,7 @@ def copy_to(entry: Entry, url: str, progress: Progress = _no_progress) -> Copied
     """Copy a finished entry into the folder ``url``, as ``<task>/<name of the entry's folder>``.
 
     Raises CacheError if the entry is unfinished, damaged or in use, if the URL cannot be written, or if it holds a
-    copy with files that this entry lacks. The entry is not changed or locked.
+    copy with columns or files that this entry lacks. The entry is not changed or locked.
     """
     _refuse_unfit_entry(entry)
     folder = RemoteFolder.open(url).below(entry.spec.task_name, entry.path.name)
@@ -87,7 +87,7 @@ def copy_to(entry: Entry, url: str, progress: Progress = _no_progress) -> Copied
         documents = _documents(read, str(entry.path), entry.path, Path(temporary, "entry"))
         existing = _existing_copy(folder, entry.path, Path(temporary, "copy"))
         if existing:
-            _refuse_further_files(folder, documents, existing)
+            _refuse_losses(folder, documents, existing)
         missing = {
             file: line
             for file, line in documents.files.items()
@@ -272,12 +272,30 @@ def _existing_copy(folder: RemoteFolder, path: Path, documents_folder: Path) -> 
         return None  # damaged or unfinished, so that nothing is lost by writing it again
 
 
-def _refuse_further_files(folder: RemoteFolder, documents: _Documents, existing: _Documents) -> None:
-    """Raise CacheError if the existing copy lists files that the entry, whose ``documents`` these are, lacks."""
-    further_files = existing.files.keys() - documents.files.keys()
-    if further_files:
-        problem = f"has {len(further_files)} files that this entry lacks, such as {min(further_files)}"
+def _refuse_losses(folder: RemoteFolder, documents: _Documents, existing: _Documents) -> None:
+    """Raise CacheError if a copy would lose columns or files.
+
+    ``documents`` are those of the entry to copy, and ``existing`` those of the finished copy behind the URL.
+    """
+    entry_files = documents.files
+    existing_files = existing.files
+    # Names of files do not show which columns they hold: the first extraction of any columns writes 00000-0.h5.
+    existing_columns = _columns(existing_files)
+    if further_columns := existing_columns - _columns(entry_files):
+        share = f"{len(further_columns)} of its {len(existing_columns)} columns"
+        problem = f"the entry to copy lacks {share}, such as {min(further_columns)}"
+        raise CacheError(
+            f"{folder.title}: {problem}; extract these too (--layers, --pool), or copy to another URL"
+        )
+    if further_files := existing_files.keys() - entry_files.keys():
+        share = f"{len(further_files)} of its {len(existing_files)} files"
+        problem = f"the entry to copy lacks {share}, such as {min(further_files)}"
         raise CacheError(f"{folder.title}: {problem}; copy to another URL")
+
+
+def _columns(files: dict[str, Line]) -> set[str]:
+    """Return the columns of the listed files of a finished entry; every block of every split has each of them."""
+    return {column for line in files.values() if isinstance(line, Shard) for column in line.columns}
 
 
 def _are_equal(first: _Documents, second: _Documents) -> bool:
