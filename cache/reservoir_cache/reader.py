@@ -405,9 +405,12 @@ class FeatureColumn(NDArrayOperatorsMixin):
         split = self._split
         read_block = delayed(_read_block, pure=True)
         chunks = []
-        for block, (low, high) in enumerate(split._entry.blocks(split.split)):
+        for block, (low, high) in enumerate(split._ranges):
             # Equal names of a chunk in two graphs mean equal values, so the name has everything that decides them.
-            name = f"{split._entry.key}-{split.split}-{self._name}-{block}"
+            # The key is not enough: entries of one key may have other blocks, or values that were rounded differently.
+            rows = f"{low}-{high}-{split.offset_rows}"
+            crc32 = split._shards[block][self._name].columns[self._name]  # of the stored values and offsets
+            name = f"{split._entry.key}-{split.split}-{self._name}-{rows}-{crc32}"
             values = read_block(split, self._name, block, dask_key_name=name)
             chunks.append(dask.array.from_delayed(values, (high - low, *self.shape[1:]), self.dtype))
         return dask.array.concatenate(chunks)

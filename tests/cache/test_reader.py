@@ -175,6 +175,28 @@ def test_a_dask_array_reads_a_shard_per_chunk_when_it_is_computed(full, monkeypa
         dask.compute(array)
 
 
+@pytest.mark.parametrize(
+    ("layout", "added", "are_copies"),
+    [
+        (Layout(batch_rows=2, block_rows=4), 0, True),
+        (Layout(batch_rows=2, block_rows=4), 1, False),
+        (Layout(batch_rows=2, block_rows=2), 0, False),
+        (Layout(batch_rows=2, block_rows=4, offset_rows=2), 0, False),
+    ],
+)
+def test_dask_arrays_of_entries_of_one_key_have_their_own_values(full, tmp_path, toy, layout, added, are_copies):
+    pytest.importorskip("dask")
+    second = Entry.create(tmp_path / "second", "gpt2-random", full.spec, layout, {})
+    rows = toy.expected(full, "train", "block01/mean") + added
+    for block, (low, high) in enumerate(second.blocks("train")):
+        write_block(second, "train", block, {"block01/mean": rows[low:high]})
+    columns = [FeatureStore(entry)["train"]["block01/mean"] for entry in (full, second)]
+    arrays = [column.to_dask() for column in columns]
+    difference = (arrays[1] - arrays[0]).compute(scheduler="sync")
+    np.testing.assert_array_equal(difference, columns[1][:] - columns[0][:])
+    assert (arrays[0].name == arrays[1].name) == are_copies
+
+
 @pytest.mark.parametrize("store", ["float16", "bfloat16", "float32"])
 def test_a_loader_of_torch_gets_the_rows_of_the_reader(tmp_path, toy, store):
     features = FeatureStore(toy.fill(toy.entry(tmp_path, store=store)))
