@@ -96,7 +96,6 @@ class _Written:
     split: str
     line: Shard  # what the page will list
     shapes: dict[str, Column]  # of the columns of the shard
-    unsound: set[str]  # names of damaged files of the block, which the page will no longer list
 
 
 class ShardWriter:
@@ -254,7 +253,8 @@ def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, E
 def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded]) -> _Written:
     """Write columns of a claimed block as one shard, which `_list_shards` makes visible."""
     folder = entry.path / split
-    page = entry.page(split, page_of(block))
+    page_number = page_of(block)
+    page = entry.page(split, page_number)
     shapes = {name: Column(*column.values.shape[1:]) for name, column in encoded.items()}
     _check_shapes(page, shapes)
     # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a
@@ -262,6 +262,11 @@ def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded])
     shards_of_block = [shard for shard in page.shards if shard.block == block]
     undamaged_files = {shard.file for shard in shards_of_block if has_listed_size(folder, shard)}
     damaged_files = {shard.file for shard in shards_of_block} - undamaged_files
+    # A damaged file may be replaced below. The page first stops listing it, so that after a crash it never lists the
+    # size and checksum of other content.
+    if damaged_files:
+        with entry_locks(entry.path).mutex():
+            entry.page(split, page_number).without(damaged_files).write(folder, page_number)
     part = 0
     while (file := f"{block:05d}-{part}.h5") in undamaged_files:
         part += 1
@@ -270,7 +275,7 @@ def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded])
     size, crc32 = publish(folder / file, *content, crc32=crc, sync_folder=False)
     crc32_of_columns = {name: column.crc32 for name, column in encoded.items()}
     line = Shard(file, block, size, crc32, crc32_of_columns)
-    return _Written(split, line, shapes, damaged_files)
+    return _Written(split, line, shapes)
 
 
 def _list_shards(entry: Entry, group: Sequence[_Written]) -> None:
@@ -292,7 +297,7 @@ def _list_shards(entry: Entry, group: Sequence[_Written]) -> None:
             for written in shards:
                 # Another run may have listed a column of the page meanwhile.
                 _check_shapes(page, written.shapes)
-                page = page.without(written.unsound).with_shard(written.line, written.shapes)
+                page = page.with_shard(written.line, written.shapes)
             page.write(entry.path / split, page_number)
 
 

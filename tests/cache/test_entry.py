@@ -121,6 +121,25 @@ def test_arrays_that_cannot_be_a_column_are_refused(entry, toy, name, array, mes
     assert toy.digest(entry.path) == before
 
 
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_killed_run_that_replaces_a_damaged_shard_leaves_no_line_of_it(entry, toy, monkeypatch, damage):
+    (values,) = toy.features(entry, "train", 0, ["block01/mean"]).values()
+    write_block(entry, "train", 0, {"block01/mean": values})
+    path = entry.path / "train" / "00000-0.h5"
+    size = path.stat().st_size
+    if damage == "cut":
+        os.truncate(path, size // 2)
+    else:
+        path.unlink()
+    with monkeypatch.context() as patch:  # the process ends before it lists the new shard
+        patch.setattr(writer_module, "_list_shards", lambda *_: None)
+        write_block(entry, "train", 0, {"block07/mean": values})
+    assert path.stat().st_size == size
+    assert entry.lacking("train", 0, ["block01/mean", "block07/mean"]) == ("block01/mean", "block07/mean")
+    write_block(entry, "train", 0, {"block01/mean": values})
+    assert np.abs(FeatureStore(entry)["train"].block("block01/mean", 0) - values).max() < 0.02
+
+
 def test_derived_arrays_come_back_and_are_replaced(entry):
     arrays = {"sum/x": np.arange(6.0).reshape(2, 3), "n": np.array(7), "flags": np.array([True, False])}
     save_arrays(entry, "ridge", arrays, {"columns": ["a/b"], "scale": 0.5})
