@@ -280,17 +280,16 @@ def _refuse_losses(folder: RemoteFolder, documents: _Documents, existing: _Docum
     entry_files = documents.files
     existing_files = existing.files
     # Names of files do not show which columns they hold: the first extraction of any columns writes 00000-0.h5.
-    further_columns = _columns(existing_files) - _columns(entry_files)
-    if further_columns:
-        problem = (
-            f"has {len(further_columns)} columns that this entry lacks, such as {min(further_columns)}"
-        )
+    existing_columns = _columns(existing_files)
+    if further_columns := existing_columns - _columns(entry_files):
+        share = f"{len(further_columns)} of its {len(existing_columns)} columns"
+        problem = f"the entry to copy lacks {share}, such as {min(further_columns)}"
         raise CacheError(
             f"{folder.title}: {problem}; extract these too (--layers, --pool), or copy to another URL"
         )
-    further_files = existing_files.keys() - entry_files.keys()
-    if further_files:
-        problem = f"has {len(further_files)} files that this entry lacks, such as {min(further_files)}"
+    if further_files := existing_files.keys() - entry_files.keys():
+        share = f"{len(further_files)} of its {len(existing_files)} files"
+        problem = f"the entry to copy lacks {share}, such as {min(further_files)}"
         raise CacheError(f"{folder.title}: {problem}; copy to another URL")
 
 
