@@ -110,6 +110,23 @@ def test_no_recording_and_no_group_is_in_two_splits(tmp_path, groups):
     assert all(len(names) == 1 for names in splits.values())
 
 
+def recordings_of_groups(source):
+    """Return the split and the name of each recording by the number of its group."""
+    found = {}
+    for piece in source.pieces():
+        for name, split in source.read(piece).items():
+            for window, group in zip(split.ids.tolist(), split.groups.tolist(), strict=True):
+                found.setdefault(group, set()).add((name, recording_name(window)))
+    return found
+
+
+def test_recordings_that_share_an_id_are_told_apart_by_their_numbers(tmp_path):
+    sessions = recordings(ids=np.arange(len(LENGTHS)) % 3, groups=np.arange(len(LENGTHS)) // 3)
+    found = recordings_of_groups(open_source(save(tmp_path / "sessions.npz", sessions), window=10))
+    names = {frozenset(name for _, name in members) for members in found.values()}
+    assert names == {frozenset(f"{n}#{3 * patient + n}" for n in range(3)) for patient in range(7)}
+
+
 def test_labels_of_steps_are_cut_with_the_steps(tmp_path):
     y = np.random.default_rng(1).integers(0, 3, (len(LENGTHS), LENGTHS.max()))
     source = open_source(save(tmp_path / "each.npz", recordings() | {"y": y}), window=10, step=4)
@@ -433,15 +450,19 @@ def test_probabilities_of_a_recording_are_the_means_of_its_windows(tmp_path):
     assert evaluation.scores["accuracy"] == pytest.approx(np.mean([row.label == row.truth for row in joined]))
 
 
-@pytest.mark.parametrize("readout", ["ridge", "sklearn.svm.LinearSVC"])
-def test_fit_scores_the_test_recordings_as_predict_joins_them(tmp_path, readout):
-    np.savez(tmp_path / "long.npz", **waves())
+@pytest.mark.parametrize(
+    ("readout", "others"),
+    [("ridge", {}), ("sklearn.svm.LinearSVC", {}), ("ridge", {"ids": np.arange(45) // 3})],  # both classes in an id
+)
+def test_fit_scores_the_test_recordings_as_predict_joins_them(tmp_path, readout, others):
+    np.savez(tmp_path / "long.npz", **waves(), **others)
     features = extract(tmp_path / "long.npz", cache=tmp_path / "cache", pool="mean", window=20, step=8, **SMALL)
     found = fit(features, out=tmp_path / "r", select="valid", readout=readout, columns="block01/mean")
-    test = {int(name.partition("[")[0]) for name in features["test"].ids}
-    joined = [row for row in predict(found.saved, tmp_path / "long.npz", trust=True) if row.id in test]
+    test = {recording_name(name) for name in features["test"].ids.tolist()}
+    joined = [row for row in predict(found.saved, tmp_path / "long.npz", trust=True) if str(row.id) in test]
     share = np.mean([row.label == row.truth for row in joined])
-    assert found.evaluation.scores["accuracy_of_recordings"] == pytest.approx(share) and 5 < len(test) < 20
+    assert found.evaluation.scores["accuracy_of_recordings"] == pytest.approx(share)
+    assert 5 < len(test) == len(joined) < 20
 
 
 def test_readouts_without_probabilities_vote(tmp_path):

@@ -235,6 +235,15 @@ def _whole_recordings(rows: Rows) -> Stretches:
     )
 
 
+def _names_in_splits(rows: Rows) -> np.ndarray:
+    """Return the split and the name of each recording, (recordings,) of str, such as "train/7"; else its name."""
+    splits_are_those_of_steps = rows.split is not None and rows.split.ndim > 1  # of a single recording
+    if rows.split is None or splits_are_those_of_steps:
+        return rows.names
+    pairs = zip(rows.split.tolist(), rows.names.tolist(), strict=True)
+    return np.array([f"{split}/{name}" for split, name in pairs])
+
+
 def stretch_of_steps(steps: int, window: int) -> np.ndarray:
     """Return the number of the stretch of each step of a recording, (steps,) of int.
 
@@ -368,7 +377,7 @@ def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, label
     """
     stretch_of_window, start_of_window = _windows_of_stretches(stretches, window, step)
     recording_of_window = stretches.recording[stretch_of_window]
-    recording_names = rows.names
+    recording_names = _recording_names(rows)
     windows = RecordingWindows(recording=recording_of_window, start=start_of_window, names=recording_names)
 
     # A stretch that is shorter than a window is one shorter window.
@@ -398,6 +407,19 @@ def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, label
         piece_rows=piece_rows,
         notes=(*rows.notes, _note_on_windows(stretches, len(start_of_window), window, step)),
     )
+
+
+def _recording_names(rows: Rows) -> np.ndarray:
+    """Return what names each recording, (recordings,), differently within a split.
+
+    If ids repeat there, ``#`` and the number of the recording follow, as in tables: the windows of a recording are
+    found again by its name.
+    """
+    names_in_splits = _names_in_splits(rows)
+    if len(np.unique(names_in_splits)) == len(rows):
+        return rows.names
+    pairs = zip(rows.names.tolist(), rows.numbers.tolist(), strict=True)
+    return np.array([f"{name}#{number}" for name, number in pairs])
 
 
 def _windows_of_stretches(stretches: Stretches, window: int, step: int) -> tuple[np.ndarray, np.ndarray]:

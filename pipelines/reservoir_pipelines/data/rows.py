@@ -187,14 +187,16 @@ class Rows:
         return has_tokens and self.y.shape[:2] == rows_and_tokens
 
     @property
-    def names(self) -> np.ndarray:
-        """What names each row, (rows,): texts or int64 of ``ids``, else the row's number in the source.
+    def numbers(self) -> np.ndarray:
+        """The number of each row in the source, (rows,) of int, from 0; rows that are skipped count, too."""
+        all_numbers = np.arange(len(self) + len(self.skipped))
+        return np.setdiff1d(all_numbers, [*self.skipped])
 
-        The numbers are from 0, and rows that are skipped count, too.
-        """
+    @property
+    def names(self) -> np.ndarray:
+        """What names each row, (rows,): texts or int64 of ``ids``, else the row's number in the source."""
         if self.ids is None:
-            all_numbers = np.arange(len(self) + len(self.skipped))
-            return np.setdiff1d(all_numbers, [*self.skipped])
+            return self.numbers
         fit_int64 = self.ids.dtype.kind in "iu" and np.can_cast(self.ids.dtype, np.int64)
         return self.ids.astype(np.int64 if fit_int64 else str)
 
@@ -203,9 +205,7 @@ class Rows:
 
         ``reasons`` has them by their number among these rows; ``skipped``, by their number in the file.
         """
-        # Rows that are skipped already count in the file, too.
-        numbers_in_file = np.setdiff1d(np.arange(len(self) + len(self.skipped)), [*self.skipped])
-        names = self.names
+        numbers_in_file, names = self.numbers, self.names
         newly_skipped: Skipped = {}
         for row, reason in reasons.items():
             number = int(numbers_in_file[row])
