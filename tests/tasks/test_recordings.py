@@ -127,6 +127,21 @@ def test_recordings_that_share_an_id_are_told_apart_by_their_numbers(tmp_path):
     assert names == {frozenset(f"{n}#{3 * patient + n}" for n in range(3)) for patient in range(7)}
 
 
+@pytest.mark.parametrize("recordings_per_id", [1, 2])
+def test_ids_may_count_anew_in_each_split(tmp_path, recordings_per_id):
+    ids = np.concatenate([np.arange(12), np.arange(9)]) // recordings_per_id
+    arrays = recordings(ids=ids, split=np.repeat(["train", "test"], [12, 9]))
+    found = recordings_of_groups(open_source(save(tmp_path / "long.npz", arrays), window=10))
+    groups = {name: [] for name in ("train", "valid", "test")}
+    for members in found.values():
+        (split,) = {name for name, _ in members}
+        groups[split].append(len(members))
+    of_test = [1] * 9 if recordings_per_id == 1 else [1, 2, 2, 2, 2]
+    assert sorted(groups["test"]) == of_test and groups["valid"]
+    assert set(groups["train"] + groups["valid"]) == {recordings_per_id}
+    assert sum(groups["train"] + groups["valid"]) == 12
+
+
 def test_labels_of_steps_are_cut_with_the_steps(tmp_path):
     y = np.random.default_rng(1).integers(0, 3, (len(LENGTHS), LENGTHS.max()))
     source = open_source(save(tmp_path / "each.npz", recordings() | {"y": y}), window=10, step=4)

@@ -229,10 +229,21 @@ def _whole_recordings(rows: Rows) -> Stretches:
         recording=np.arange(len(rows)),
         start=np.zeros(len(rows), np.int64),
         length=rows.lengths,
-        groups=rows.names if rows.groups is None else rows.groups,
+        groups=_groups_by_name(rows) if rows.groups is None else rows.groups,
         split=rows.split,
         noun="recordings",
     )
+
+
+def _groups_by_name(rows: Rows) -> np.ndarray:
+    """Return the group of each recording, (recordings,): its name, after that of its split if splits share names.
+
+    Recordings with one name belong together, but where the data say the splits, names may count anew in each, as those
+    of two published files do.
+    """
+    names, names_in_splits = rows.names, _names_in_splits(rows)
+    splits_share_names = len(np.unique(names_in_splits)) > len(np.unique(names))
+    return names_in_splits if splits_share_names else names
 
 
 def _names_in_splits(rows: Rows) -> np.ndarray:
