@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines.data import formats
 from reservoir_pipelines.data.recordings import (
     nearest_steps,
     recording_name,
@@ -620,3 +621,38 @@ def test_a_channel_that_may_be_the_time_is_named(tmp_path):
     assert source.task.parameters["columns"] == ["u"] and note not in " ".join(source.notes())
     write_once = folder_of_recordings(tmp_path / "one", t=lambda number: np.arange(10) % (5 + 6 * (number > 3)))
     assert note not in " ".join(open_source(str(write_once)).notes())
+
+
+@pytest.mark.parametrize(
+    ("cut", "gap", "part"), [({}, range(10), ""), ({"window": 4}, range(4, 8), " of the window [4:8]")]
+)
+def test_recordings_that_cannot_be_interpolated_are_bad_rows(tmp_path, cut, gap, part):
+    path = folder_of_recordings(
+        tmp_path / "runs", v=lambda number: np.where((number == 3) & np.isin(range(10), gap), np.nan, range(10))
+    )
+    with pytest.raises(InputError, match=r"no value at all in row .*\(b/3.csv"):
+        read_splits(open_source(str(path), missing="interpolate", **cut))
+    source = open_source(str(path), missing="interpolate", skip_bad_rows=True, **cut)
+    problem = f"no value at all in column 1{part}"
+    assert f"skipped 1 of 12 rows: row 8 (b/3.csv): {problem}" in " ".join(source.notes())
+    windows = 3 if cut else 1  # of each recording
+    assert sum(len(split.x) for split in read_splits(source).values()) == 11 * windows
+    new = read_new(path, source.task)
+    assert new.skipped == {8 * windows: ("b/3.csv", f"row 8: {problem}")} and len(new.x) == 11 * windows
+    # If no recording is left, the message names it.
+    only = formats.read_new(path / "b" / "3.csv", source.task)
+    with pytest.raises(InputError, match=r"no value at all in row . \(3.csv"):
+        formats.encode_rows(only, source.task, "3.csv")
+
+
+def test_a_new_recording_that_cannot_be_interpolated_has_a_problem(tmp_path):
+    saved = fitted(tmp_path, waves(), window=20, step=8, missing="interpolate")
+    whole = list(predict(saved, tmp_path / "long.npz"))
+    arrays, longest = waves(), int(WAVE_LENGTHS.argmax())
+    arrays["x"][longest, 10:40] = np.nan
+    np.savez(tmp_path / "gap.npz", **arrays)
+    rows = list(predict(saved, tmp_path / "gap.npz"))
+    assert rows[longest].id == longest and rows[longest].label is None
+    assert rows[longest].problem == f"row {longest}: no value at all in column 0 of the window [16:36]"
+    others = np.setdiff1d(np.arange(len(rows)), longest).tolist()
+    assert [(rows[n].id, rows[n].probabilities) for n in others] == [(n, whole[n].probabilities) for n in others]

@@ -60,6 +60,22 @@ class Sequences(Protocol):
         ...
 
 
+class _SomeRows:
+    """The rows of the sequences ``x`` that have some ``numbers``, in increasing order, read when they are needed."""
+
+    def __init__(self, x: Sequences, numbers: np.ndarray):
+        self._x, self._numbers = x, numbers
+        self.shape = (len(numbers), *x.shape[1:])
+        self.dtype = x.dtype
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        numbers = self._numbers[rows]
+        if not len(numbers):
+            return np.zeros((0, *self.shape[1:]), self.dtype)
+        first, last = int(numbers[0]), int(numbers[-1])
+        return self._x[first : last + 1][numbers - first]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecordingWindows:
     """Which recording each row is a window of, and where the window begins there.
@@ -213,11 +229,12 @@ class Rows:
         stays = np.isin(np.arange(len(self)), [*reasons], invert=True)  # (rows,) of bool
         return replace(
             self,
-            x=np.asarray(self.x[:])[stays],
+            x=self.x[stays] if isinstance(self.x, np.ndarray) else _SomeRows(self.x, np.flatnonzero(stays)),
             lengths=None if self.lengths is None else self.lengths[stays],
             ids=names[stays],
             y=None if self.y is None else self.y[stays],
             groups=None if self.groups is None else self.groups[stays],
+            split=None if self.split is None else self.split[stays],
             windows=None if self.windows is None else self.windows.take(stays),
             skipped=self.skipped | newly_skipped,
         )
