@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines.data import formats
 from reservoir_pipelines.data.recordings import (
     nearest_steps,
     recording_name,
@@ -108,6 +109,38 @@ def test_no_recording_and_no_group_is_in_two_splits(tmp_path, groups):
                 assert window == window_name(recording + 100, begin, end) and end <= LENGTHS[recording]
     assert len(splits) == (len(LENGTHS) if groups is None else 7)
     assert all(len(names) == 1 for names in splits.values())
+
+
+def recordings_of_groups(source):
+    """Return the split and the name of each recording by the number of its group."""
+    found = {}
+    for piece in source.pieces():
+        for name, split in source.read(piece).items():
+            for window, group in zip(split.ids.tolist(), split.groups.tolist(), strict=True):
+                found.setdefault(group, set()).add((name, recording_name(window)))
+    return found
+
+
+def test_recordings_that_share_an_id_are_told_apart_by_their_numbers(tmp_path):
+    sessions = recordings(ids=np.arange(len(LENGTHS)) % 3, groups=np.arange(len(LENGTHS)) // 3)
+    found = recordings_of_groups(open_source(save(tmp_path / "sessions.npz", sessions), window=10))
+    names = {frozenset(name for _, name in members) for members in found.values()}
+    assert names == {frozenset(f"{n}#{3 * patient + n}" for n in range(3)) for patient in range(7)}
+
+
+@pytest.mark.parametrize("recordings_per_id", [1, 2])
+def test_ids_may_count_anew_in_each_split(tmp_path, recordings_per_id):
+    ids = np.concatenate([np.arange(12), np.arange(9)]) // recordings_per_id
+    arrays = recordings(ids=ids, split=np.repeat(["train", "test"], [12, 9]))
+    found = recordings_of_groups(open_source(save(tmp_path / "long.npz", arrays), window=10))
+    groups = {name: [] for name in ("train", "valid", "test")}
+    for members in found.values():
+        (split,) = {name for name, _ in members}
+        groups[split].append(len(members))
+    of_test = [1] * 9 if recordings_per_id == 1 else [1, 2, 2, 2, 2]
+    assert sorted(groups["test"]) == of_test and groups["valid"]
+    assert set(groups["train"] + groups["valid"]) == {recordings_per_id}
+    assert sum(groups["train"] + groups["valid"]) == 12
 
 
 def test_labels_of_steps_are_cut_with_the_steps(tmp_path):
@@ -433,15 +466,19 @@ def test_probabilities_of_a_recording_are_the_means_of_its_windows(tmp_path):
     assert evaluation.scores["accuracy"] == pytest.approx(np.mean([row.label == row.truth for row in joined]))
 
 
-@pytest.mark.parametrize("readout", ["ridge", "sklearn.svm.LinearSVC"])
-def test_fit_scores_the_test_recordings_as_predict_joins_them(tmp_path, readout):
-    np.savez(tmp_path / "long.npz", **waves())
+@pytest.mark.parametrize(
+    ("readout", "others"),
+    [("ridge", {}), ("sklearn.svm.LinearSVC", {}), ("ridge", {"ids": np.arange(45) // 3})],  # both classes in an id
+)
+def test_fit_scores_the_test_recordings_as_predict_joins_them(tmp_path, readout, others):
+    np.savez(tmp_path / "long.npz", **waves(), **others)
     features = extract(tmp_path / "long.npz", cache=tmp_path / "cache", pool="mean", window=20, step=8, **SMALL)
     found = fit(features, out=tmp_path / "r", select="valid", readout=readout, columns="block01/mean")
-    test = {int(name.partition("[")[0]) for name in features["test"].ids}
-    joined = [row for row in predict(found.saved, tmp_path / "long.npz", trust=True) if row.id in test]
+    test = {recording_name(name) for name in features["test"].ids.tolist()}
+    joined = [row for row in predict(found.saved, tmp_path / "long.npz", trust=True) if str(row.id) in test]
     share = np.mean([row.label == row.truth for row in joined])
-    assert found.evaluation.scores["accuracy_of_recordings"] == pytest.approx(share) and 5 < len(test) < 20
+    assert found.evaluation.scores["accuracy_of_recordings"] == pytest.approx(share)
+    assert 5 < len(test) == len(joined) < 20
 
 
 def test_readouts_without_probabilities_vote(tmp_path):
@@ -584,3 +621,38 @@ def test_a_channel_that_may_be_the_time_is_named(tmp_path):
     assert source.task.parameters["columns"] == ["u"] and note not in " ".join(source.notes())
     write_once = folder_of_recordings(tmp_path / "one", t=lambda number: np.arange(10) % (5 + 6 * (number > 3)))
     assert note not in " ".join(open_source(str(write_once)).notes())
+
+
+@pytest.mark.parametrize(
+    ("cut", "gap", "part"), [({}, range(10), ""), ({"window": 4}, range(4, 8), " of the window [4:8]")]
+)
+def test_recordings_that_cannot_be_interpolated_are_bad_rows(tmp_path, cut, gap, part):
+    path = folder_of_recordings(
+        tmp_path / "runs", v=lambda number: np.where((number == 3) & np.isin(range(10), gap), np.nan, range(10))
+    )
+    with pytest.raises(InputError, match=r"no value at all in row .*\(b/3.csv"):
+        read_splits(open_source(str(path), missing="interpolate", **cut))
+    source = open_source(str(path), missing="interpolate", skip_bad_rows=True, **cut)
+    problem = f"no value at all in column 1{part}"
+    assert f"skipped 1 of 12 rows: row 8 (b/3.csv): {problem}" in " ".join(source.notes())
+    windows = 3 if cut else 1  # of each recording
+    assert sum(len(split.x) for split in read_splits(source).values()) == 11 * windows
+    new = read_new(path, source.task)
+    assert new.skipped == {8 * windows: ("b/3.csv", f"row 8: {problem}")} and len(new.x) == 11 * windows
+    # If no recording is left, the message names it.
+    only = formats.read_new(path / "b" / "3.csv", source.task)
+    with pytest.raises(InputError, match=r"no value at all in row . \(3.csv"):
+        formats.encode_rows(only, source.task, "3.csv")
+
+
+def test_a_new_recording_that_cannot_be_interpolated_has_a_problem(tmp_path):
+    saved = fitted(tmp_path, waves(), window=20, step=8, missing="interpolate")
+    whole = list(predict(saved, tmp_path / "long.npz"))
+    arrays, longest = waves(), int(WAVE_LENGTHS.argmax())
+    arrays["x"][longest, 10:40] = np.nan
+    np.savez(tmp_path / "gap.npz", **arrays)
+    rows = list(predict(saved, tmp_path / "gap.npz"))
+    assert rows[longest].id == longest and rows[longest].label is None
+    assert rows[longest].problem == f"row {longest}: no value at all in column 0 of the window [16:36]"
+    others = np.setdiff1d(np.arange(len(rows)), longest).tolist()
+    assert [(rows[n].id, rows[n].probabilities) for n in others] == [(n, whole[n].probabilities) for n in others]

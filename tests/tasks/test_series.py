@@ -38,6 +38,9 @@ def test_a_folder_or_either_file_is_split_as_published(tmp_path, named):
     assert source.task.form == Vectors(2) and source.task.labels == ("down", "up") and y.tolist() == [0, 1, 1]
     assert lengths.tolist() == [4, 3, 3] and x[1, :3].tolist() == [[1, 1], [2, 1], [3, 1]]
     assert source.notes() == [f"{source.task.name}: split as published: Hand_TRAIN.ts and Hand_TEST.ts"]
+    # Both files count their recordings from 0. Each makes two windows of two steps.
+    windows = {name: len(x) for name, (x, _, _) in rows_of(open_source(str(folder / named), window=2)).items()}
+    assert windows == {"train": 44, "valid": 4, "test": 6}
     assert len(source.files()) == 2
 
 

@@ -214,5 +214,5 @@ def encode_rows(rows: Rows, task: Task, where: str) -> Rows:
     """Return the rows of `read_new` with their sequences and lengths as they are stored; ``where`` is for messages."""
     if rows.holds == "images":  # they stay on disk; each has as many patches
         return replace(rows, lengths=np.full(len(rows), task.max_tokens, np.int32))
-    x, lengths = encode(task, rows.x[:], rows.lengths, where)
+    x, lengths = encode(task, rows.x[:], rows.lengths, where, rows.names)
     return replace(rows, x=x, lengths=lengths)

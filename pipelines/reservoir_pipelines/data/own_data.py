@@ -98,6 +98,9 @@ class OwnData(Source):
         if self.options.forecast:
             # Folders of forecasts that earlier versions prepared lack the stretches of windows, so they are not reused.
             settings["stretches"] = True
+        if self.options.window:
+            # Folders of windows that earlier versions prepared may give several recordings one name.
+            settings["recording_names"] = "unique"
         return settings
 
     @property

@@ -1,5 +1,7 @@
 """Long recordings as rows: resampled to one number of steps, and cut into windows (``--resample``, ``--window``).
 
+Rows that ``--missing interpolate`` cannot fill are skipped here, too, because that depends on their windows.
+
 Windows of one recording are alike, so each recording is in one split and one fold. A single recording is
 divided into stretches instead, each of which is a group.
 """
@@ -14,14 +16,22 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.rows import SHARES, grouped
-from reservoir_pipelines.data.rows import EVERY_ROW, UNUSED, RecordingWindows, Rows, Sequences, Skipped
+from reservoir_pipelines.data.rows import (
+    EVERY_ROW,
+    UNUSED,
+    BadRows,
+    RecordingWindows,
+    Rows,
+    Sequences,
+    Skipped,
+)
 from reservoir_pipelines.data.values import clean_lengths, read_labels
 
 
 def prepare_recordings(
     where: str, rows: Rows, options: OwnDataOptions, *, labels_tokens: bool | None = None
 ) -> Rows:
-    """Return rows as ``--resample`` and ``--window`` ask for, or unchanged without these options.
+    """Return rows as ``--resample`` and ``--window`` ask for, without those that cannot be interpolated, if asked.
 
     Parameters
     ----------
@@ -39,9 +49,10 @@ def prepare_recordings(
     shape = rows.x.shape
     has_steps = len(shape) in (2, 3) and 0 not in shape  # other shapes are refused later, in one place
     may_be_cut = "window" not in UNUSED[rows.holds]  # texts and images are not, and the options are refused
-    changes_rows = bool(options.resample or options.window)
-    if not has_steps or not may_be_cut or not changes_rows:
+    if not has_steps or not may_be_cut:
         return rows
+    if not options.resample and not options.window:
+        return _without_empty_channels(where, rows, options)
     if labels_tokens is None:
         labels_tokens = rows.labels_tokens
     if labels_tokens:
@@ -51,6 +62,7 @@ def prepare_recordings(
     rows = replace(rows, lengths=clean_lengths(where, lengths, *shape[:2]))
     if options.resample:
         rows = _resampled_rows(rows, options.resample, labels_tokens=labels_tokens)
+    rows = _without_empty_channels(where, rows, options)
     if options.window:
         step = options.step or options.window
         if labels_tokens and step > options.window:
@@ -88,6 +100,57 @@ def _refuse_other_labels(where: str, rows: Rows) -> None:
             f"{where}: the labels have the shape {rows.y.shape}, not one label for each of {rows_and_steps} steps",
             "correct or remove them",
         )
+
+
+# ---- channels without values
+
+
+def _without_empty_channels(where: str, rows: Rows, options: OwnDataOptions) -> Rows:
+    """Return the rows that ``--missing interpolate`` can fill, if bad rows are skipped; else all rows.
+
+    A channel without any value cannot be filled: neither in a row, nor in a window of a recording, which is then
+    skipped as a whole. If no row can be filled, all stay, and are refused where their values are stored.
+    """
+    skips_rows = options.skip_bad_rows and options.missing == "interpolate"
+    # Sounds and integers have no NaN, and forecasts leave out windows without values themselves.
+    may_lack_values = rows.holds == "numbers" and rows.x.dtype.kind == "f" and not options.forecast
+    if not skips_rows or not may_lack_values:
+        return rows
+    lengths = np.full(len(rows), rows.x.shape[1]) if rows.lengths is None else rows.lengths
+    lengths = clean_lengths(where, lengths, *rows.x.shape[:2])
+    places = [
+        f"row {number}" if rows.ids is None else f"row {number} ({name})"
+        for number, name in zip(rows.numbers.tolist(), rows.names.tolist(), strict=True)
+    ]
+    bad = BadRows(where, places, skip=True)
+    # As many rows at a time as fit into memory.
+    piece_rows = min(rows.piece_rows, len(rows))
+    for low in range(0, len(rows), piece_rows):
+        x = rows.x[low : low + piece_rows]
+        is_gap = np.isnan(x.reshape(*x.shape[:2], -1))
+        for row in np.flatnonzero(is_gap.any(axis=(1, 2))).tolist():
+            reason = _empty_channel(is_gap[row, : lengths[low + row]], options)
+            if reason:
+                bad.add(low + row, reason)
+    if not 0 < len(bad.reasons) < len(rows):
+        return rows
+    return replace(rows.without(bad.reasons), notes=(*rows.notes, *bad.notes()))
+
+
+def _empty_channel(is_gap: np.ndarray, options: OwnDataOptions) -> str:
+    """Return that a channel has no value in a row, or in one of its windows with ``--window``; "" if none is empty.
+
+    ``is_gap`` (steps, channels) is where values are missing.
+    """
+    steps = len(is_gap)
+    window = options.window or steps
+    for start in window_starts(steps, window, options.step or window):
+        end = min(start + window, steps)
+        is_empty = is_gap[start:end].all(axis=0)
+        if is_empty.any():
+            in_window = f" of the window [{start}:{end}]" if options.window else ""
+            return f"no value at all in column {int(np.argmax(is_empty))}{in_window}"
+    return ""
 
 
 # ---- resampling
@@ -229,10 +292,30 @@ def _whole_recordings(rows: Rows) -> Stretches:
         recording=np.arange(len(rows)),
         start=np.zeros(len(rows), np.int64),
         length=rows.lengths,
-        groups=rows.names if rows.groups is None else rows.groups,
+        groups=_groups_by_name(rows) if rows.groups is None else rows.groups,
         split=rows.split,
         noun="recordings",
     )
+
+
+def _groups_by_name(rows: Rows) -> np.ndarray:
+    """Return the group of each recording, (recordings,): its name, after that of its split if splits share names.
+
+    Recordings with one name belong together, but where the data say the splits, names may count anew in each, as those
+    of two published files do.
+    """
+    names, names_in_splits = rows.names, _names_in_splits(rows)
+    splits_share_names = len(np.unique(names_in_splits)) > len(np.unique(names))
+    return names_in_splits if splits_share_names else names
+
+
+def _names_in_splits(rows: Rows) -> np.ndarray:
+    """Return the split and the name of each recording, (recordings,) of str, such as "train/7"; else its name."""
+    splits_are_those_of_steps = rows.split is not None and rows.split.ndim > 1  # of a single recording
+    if rows.split is None or splits_are_those_of_steps:
+        return rows.names
+    pairs = zip(rows.split.tolist(), rows.names.tolist(), strict=True)
+    return np.array([f"{split}/{name}" for split, name in pairs])
 
 
 def stretch_of_steps(steps: int, window: int) -> np.ndarray:
@@ -368,7 +451,7 @@ def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, label
     """
     stretch_of_window, start_of_window = _windows_of_stretches(stretches, window, step)
     recording_of_window = stretches.recording[stretch_of_window]
-    recording_names = rows.names
+    recording_names = _recording_names(rows)
     windows = RecordingWindows(recording=recording_of_window, start=start_of_window, names=recording_names)
 
     # A stretch that is shorter than a window is one shorter window.
@@ -398,6 +481,19 @@ def _cut_rows(rows: Rows, stretches: Stretches, window: int, step: int, *, label
         piece_rows=piece_rows,
         notes=(*rows.notes, _note_on_windows(stretches, len(start_of_window), window, step)),
     )
+
+
+def _recording_names(rows: Rows) -> np.ndarray:
+    """Return what names each recording, (recordings,), differently within a split.
+
+    If ids repeat there, ``#`` and the number of the recording follow, as in tables: the windows of a recording are
+    found again by its name.
+    """
+    names_in_splits = _names_in_splits(rows)
+    if len(np.unique(names_in_splits)) == len(rows):
+        return rows.names
+    pairs = zip(rows.names.tolist(), rows.numbers.tolist(), strict=True)
+    return np.array([f"{name}#{number}" for name, number in pairs])
 
 
 def _windows_of_stretches(stretches: Stretches, window: int, step: int) -> tuple[np.ndarray, np.ndarray]:

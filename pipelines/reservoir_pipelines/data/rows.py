@@ -60,6 +60,22 @@ class Sequences(Protocol):
         ...
 
 
+class _SomeRows:
+    """The rows of the sequences ``x`` that have some ``numbers``, in increasing order, read when they are needed."""
+
+    def __init__(self, x: Sequences, numbers: np.ndarray):
+        self._x, self._numbers = x, numbers
+        self.shape = (len(numbers), *x.shape[1:])
+        self.dtype = x.dtype
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        numbers = self._numbers[rows]
+        if not len(numbers):
+            return np.zeros((0, *self.shape[1:]), self.dtype)
+        first, last = int(numbers[0]), int(numbers[-1])
+        return self._x[first : last + 1][numbers - first]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecordingWindows:
     """Which recording each row is a window of, and where the window begins there.
@@ -187,14 +203,16 @@ class Rows:
         return has_tokens and self.y.shape[:2] == rows_and_tokens
 
     @property
-    def names(self) -> np.ndarray:
-        """What names each row, (rows,): texts or int64 of ``ids``, else the row's number in the source.
+    def numbers(self) -> np.ndarray:
+        """The number of each row in the source, (rows,) of int, from 0; rows that are skipped count, too."""
+        all_numbers = np.arange(len(self) + len(self.skipped))
+        return np.setdiff1d(all_numbers, [*self.skipped])
 
-        The numbers are from 0, and rows that are skipped count, too.
-        """
+    @property
+    def names(self) -> np.ndarray:
+        """What names each row, (rows,): texts or int64 of ``ids``, else the row's number in the source."""
         if self.ids is None:
-            all_numbers = np.arange(len(self) + len(self.skipped))
-            return np.setdiff1d(all_numbers, [*self.skipped])
+            return self.numbers
         fit_int64 = self.ids.dtype.kind in "iu" and np.can_cast(self.ids.dtype, np.int64)
         return self.ids.astype(np.int64 if fit_int64 else str)
 
@@ -203,9 +221,7 @@ class Rows:
 
         ``reasons`` has them by their number among these rows; ``skipped``, by their number in the file.
         """
-        # Rows that are skipped already count in the file, too.
-        numbers_in_file = np.setdiff1d(np.arange(len(self) + len(self.skipped)), [*self.skipped])
-        names = self.names
+        numbers_in_file, names = self.numbers, self.names
         newly_skipped: Skipped = {}
         for row, reason in reasons.items():
             number = int(numbers_in_file[row])
@@ -213,11 +229,12 @@ class Rows:
         stays = np.isin(np.arange(len(self)), [*reasons], invert=True)  # (rows,) of bool
         return replace(
             self,
-            x=np.asarray(self.x[:])[stays],
+            x=self.x[stays] if isinstance(self.x, np.ndarray) else _SomeRows(self.x, np.flatnonzero(stays)),
             lengths=None if self.lengths is None else self.lengths[stays],
             ids=names[stays],
             y=None if self.y is None else self.y[stays],
             groups=None if self.groups is None else self.groups[stays],
+            split=None if self.split is None else self.split[stays],
             windows=None if self.windows is None else self.windows.take(stays),
             skipped=self.skipped | newly_skipped,
         )

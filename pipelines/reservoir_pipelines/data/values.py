@@ -261,7 +261,7 @@ def _refuse_empty_channels(
     empty = np.argwhere(is_gap.sum(axis=1) == lengths[:, None])
     if len(empty):
         row, channel = empty[0]
-        remedy = "remove the row" + (", or pass --missing mask" if or_mask else "")
+        remedy = "remove the row" + (", or pass --skip-bad-rows or --missing mask" if or_mask else "")
         raise InputError(f"{where}: no value at all in row {row_texts[row]}, column {channel}", remedy)
 
 
@@ -390,14 +390,19 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewes
 
 
 def encode(
-    task: Task, x: np.ndarray, lengths: np.ndarray | None = None, where: str = ""
+    task: Task,
+    x: np.ndarray,
+    lengths: np.ndarray | None = None,
+    where: str = "",
+    names: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return inputs of a task as stored sequences, (rows, tokens) or (rows, tokens, dim), and their lengths (rows,).
 
     Inputs are raw, or sequences with ``lengths`` (rows,). ``where`` names them in messages; by default the task does.
+    ``names`` (rows,) name the rows there, if there are any.
     """
     if task.name not in TASKS:
-        return _encode_own(task, x, lengths, where or f"task {task.name!r}")
+        return _encode_own(task, x, lengths, where or f"task {task.name!r}", names)
     stored, stored_lengths = named_source(task).encode(x, lengths)
     if lengths is not None:
         clean_lengths(task.name, lengths, *stored.shape[:2])
@@ -405,7 +410,7 @@ def encode(
 
 
 def _encode_own(
-    task: Task, x: np.ndarray, lengths: np.ndarray | None, where: str
+    task: Task, x: np.ndarray, lengths: np.ndarray | None, where: str, names: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return new inputs of a task of own data, in the form of its file, as stored sequences and their lengths."""
     if task.pictures:  # bytes of files, which are stored as they are; each image has as many patches
@@ -442,4 +447,4 @@ def _encode_own(
     lengths = clean_lengths(where, lengths, *x.shape[:2], fewest=fewest)
     if isinstance(task.form, Tokens):
         return clean_symbols(where, x, lengths, task.form.vocabulary), lengths
-    return as_values(where, x, lengths, missing), lengths
+    return as_values(where, x, lengths, missing, names=names), lengths

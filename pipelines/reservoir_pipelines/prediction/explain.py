@@ -55,7 +55,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     notify_skipped(file, new.skipped, len(new))
     first_rows = slice(options.first)
     new_lengths = None if new.lengths is None else new.lengths[first_rows]
-    x, lengths = encode(task, new.x[first_rows], new_lengths, str(file))
+    x, lengths = encode(task, new.x[first_rows], new_lengths, str(file), new.names[first_rows])
     # As the model reads them: patches of images, numbers of symbols.
     if task.pictures:
         x = as_patches(x)
