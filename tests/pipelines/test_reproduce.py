@@ -241,6 +241,14 @@ def test_the_best_of_several_cells_is_the_one_with_the_best_validation_score(cac
         ReproductionFolder(done.folder).save_result(cell.key, result)
     table = spots(ReproductionFolder(done.folder).tables()[0])
     assert table["best"]["mean"] == table["output"]["mean"]
+    # A training that diverged before its first validation has no score.
+    for train, reason in (("all", ""), ("output", "diverged")):
+        result = results[train]
+        result["values"]["valid_score"] = None
+        cell = Cell(**{n: result[n] for n in ("stage", "task", "settings")})
+        ReproductionFolder(done.folder).save_result(cell.key, result)
+        best = spots(ReproductionFolder(done.folder).tables()[0])["best"]
+        assert (best["mean"], best["reason"]) == (None if reason else table["output"]["mean"], reason)
 
 
 def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):

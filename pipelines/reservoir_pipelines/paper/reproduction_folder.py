@@ -333,7 +333,11 @@ class ReproductionFolder:
                 return _Number(reason=self.failure(key) or reason)
             results.append(result)
         if spot.get("combine") == "best":
-            results = [max(results, key=lambda result: result["values"]["valid_score"])]
+            # A training that diverged before its first validation has no score.
+            validated = [result for result in results if result["values"]["valid_score"] is not None]
+            if not validated:
+                return _Number(reason="diverged")
+            results = [max(validated, key=lambda result: result["values"]["valid_score"])]
         measure = spot["measure"]
         first, *others = [_measure(measure, result["values"]) for result in results]
         if first is None or None in others:
