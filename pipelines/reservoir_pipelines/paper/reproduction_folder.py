@@ -393,7 +393,8 @@ def _bounds(measure: str, value: float, result: Mapping[str, Any]) -> tuple[floa
         return 100 * low, 100 * high
     if measure == "train_score":
         # The accuracy over the last tenth of the steps. A pass is that of one row, so this is a tenth of the passes.
-        rows = max(1, values["passes"] // 10)
+        # Cells of earlier versions have no passes of the scored run alone, only those of all runs of a sweep.
+        rows = max(1, values.get("scored_passes", values["passes"]) // 10)
         share = value / 100
         correct = np.arange(rows) < share * rows  # only the number of correct rows matters, not which
         low, high = accuracy_interval(correct) or (0.0, 1.0)
