@@ -51,7 +51,7 @@ class Contrast(Record):
     trained_minus_untrained : Difference
         Accuracy (or R²) of the trained model minus that of the untrained one, with its paired 95% interval and p-value.
     trained_minus_raw, untrained_minus_raw : Difference, optional
-        The same against the raw input; None if the prepared data was removed.
+        The same against the raw input; None if the prepared data is missing.
     """
 
     layer: str | None

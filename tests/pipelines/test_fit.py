@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -362,6 +363,28 @@ def test_a_readout_keeps_its_input_scaling_when_the_prepared_data_is_gone(tiny_g
     gone = fit(found, columns="final/mean", out=tmp_path / "gone")
     assert gone.raw is None and gone.best.valid_score == whole.best.valid_score
     assert [one.label for one in predict(tmp_path / "gone", tmp_path / "own.npz", device="cpu")] == expected
+
+
+def test_a_cache_that_is_moved_or_relative_keeps_its_baselines(tiny_gpt2, tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    for name in ("own", "other"):
+        np.savez(tmp_path / f"{name}.npz", x=draw.normal(size=(90, 8, 2)), y=np.arange(90) % 3)
+    monkeypatch.chdir(tmp_path)
+    settings = {"backbone": str(tiny_gpt2), "layers": "final", "pool": "mean", "limit": 40}
+    entry = extract("own.npz", cache=Path("cache"), **settings).entry
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    whole = fit(tmp_path / entry, columns="final/mean", out=tmp_path / "whole")
+    assert whole.raw is not None
+    (tmp_path / "cache").rename(elsewhere / "cache")
+    assert fit(entry.absolute(), columns="final/mean", out=tmp_path / "again").raw == whole.raw
+    # Other data that takes the name is not the data of the entry.
+    (folder,) = Path("cache/prepared").glob("*/[0-9a-f]*")
+    prepared_elsewhere = prepare(str(tmp_path / "other.npz"), cache=Path("others")).path
+    shutil.rmtree(folder)
+    prepared_elsewhere.rename(folder)
+    assert fit(entry.absolute(), columns="final/mean", out=tmp_path / "other").raw is None
 
 
 def test_an_entry_may_have_a_relative_path_or_lie_outside_the_cache(extracted, tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from reservoir_pipelines.paper import reproduce as module
 from reservoir_pipelines.paper.claims import Estimate, interval_of, size_of, verdict_on
 from reservoir_pipelines.paper.page import _draw_costs, leave_out_answered_claims
 from reservoir_pipelines.paper.recipe import GROUPS, LARGE, SCALES, Cell, load_recipe, recipe_names
-from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder
+from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder, _bounds
 from reservoir_pipelines.paper.stages import _pretrain, estimate
 from reservoir_pipelines.plots import PagePlot, draw_confusion, shorten_all
 from reservoir_pipelines.reports.views import _read_sweep, fit_values
@@ -241,6 +241,14 @@ def test_the_best_of_several_cells_is_the_one_with_the_best_validation_score(cac
         ReproductionFolder(done.folder).save_result(cell.key, result)
     table = spots(ReproductionFolder(done.folder).tables()[0])
     assert table["best"]["mean"] == table["output"]["mean"]
+    # A training that diverged before its first validation has no score.
+    for train, reason in (("all", ""), ("output", "diverged")):
+        result = results[train]
+        result["values"]["valid_score"] = None
+        cell = Cell(**{n: result[n] for n in ("stage", "task", "settings")})
+        ReproductionFolder(done.folder).save_result(cell.key, result)
+        best = spots(ReproductionFolder(done.folder).tables()[0])["best"]
+        assert (best["mean"], best["reason"]) == (None if reason else table["output"]["mean"], reason)
 
 
 def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
@@ -336,14 +344,14 @@ rows = [
     { name = "card", cell = "card", measure = "parameters" },
     { name = "bit", cell = "bit", settings = { depth = 1 } },
     { name = "made", cell = "bit-pretraining" },
-    { name = "swept", cell = "fpt", settings = { sweep = { learning_rate = [1e-3, 1e-2] } } },
+    { name = "swept", cell = "fpt", settings = { sweep = { batch = [4, 6] } } },
 ]
 """
 KEPT = {
     "fit": "adds_nothing_to baselines classes confusion cost curve extract_seconds fit_seconds layers metric passes "
     "readout recall reliability reused sweep test_interval test_rows test_score tried valid_score",
-    "train": "best_step converged_step cost diverged_step groups losses metric passes steps swept test_interval "
-    "test_rows test_score train_score train_seconds trained valid_score validations",
+    "train": "best_step converged_step cost diverged_step groups losses metric passes scored_passes steps swept "
+    "test_interval test_rows test_score train_score train_seconds trained valid_score validations",
     "attention": "diagonals layer lines map passes rows strongest_distance",
     "pretrain": "cost steps test_bits test_score train_seconds",
     "backbone": "bias_deviation blocks deviations heads paper_share parameters weight_deviation width",
@@ -371,6 +379,8 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
             assert found["best"]["test_score"] == values["test_score"], row
         elif result["stage"] == "train":
             assert [found[n] == values[n] for n in ("test_score", "train_score", "converged_step")] == 3 * [True], row
+            if row == "swept":
+                assert values["passes"] == 3 * (4 + 6) and values["scored_passes"] == 3 * values["swept"][0]["batch"]
         elif result["stage"] == "attention":
             assert found["diagonal_strength"] == values["diagonals"]
         elif result["stage"] == "pretrain":
@@ -726,6 +736,12 @@ def test_seeds_and_rows_both_widen_the_interval_of_a_mean():
     assert (low, high) == pytest.approx((2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5), abs=1e-4)
     wide = interval_of([79.0, 80.0, 81.0], "test_score", (78, 82))
     assert wide == pytest.approx((80 - (4 + 4.30265**2 / 3) ** 0.5, 80 + (4 + 4.30265**2 / 3) ** 0.5), abs=1e-4)
+
+
+def test_the_interval_of_a_training_score_counts_the_rows_of_the_scored_run_alone():
+    interval = [100 * end for end in accuracy_interval(np.arange(100) < 80)]
+    for passes in ({"passes": 3000, "scored_passes": 1000}, {"passes": 1000}):  # earlier versions wrote no others
+        assert _bounds("train_score", 80.0, {"values": passes, "settings": {}}) == pytest.approx(interval)
 
 
 def test_a_speed_up_of_one_validation_cannot_be_seen(tmp_path):

@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -324,7 +326,7 @@ def test_long_texts_are_cut_or_read_in_pieces_with_a_note_before_anything_is_com
     assert len(answers) == 40 and [answer.problem is None for answer in answers] == [n < len(first) for n in range(40)]
 
 
-def test_single_vectors_and_a_dataset_of_tokens(fitted):
+def test_single_vectors_and_a_dataset_of_tokens(fitted, tmp_path):
     features, _, _ = fitted
     part = FeatureStore(features.entry)["train"]
     everything = np.asarray(part["block01/all"])
@@ -338,10 +340,16 @@ def test_single_vectors_and_a_dataset_of_tokens(fitted):
         features.letters("train")[:5] == [word for text in part.ids[part.pointers[:9]] for word in words[text][0]][:5]
     )
     folder = Path(features.store.entry.made_with["prepared"])
+    letters, cache = features.letters("train"), folder.parents[2]
     folder.rename(folder.with_suffix(".away"))
     try:
-        with pytest.raises(InputError, match="its prepared data was removed; extract its task again"):
+        with pytest.raises(InputError, match="its prepared data is missing; extract its task again"):
             features.letters("train")
+        # An entry that was copied into another cache finds the prepared data there.
+        copied = tmp_path / features.entry.relative_to(cache)
+        shutil.copytree(features.entry, copied)
+        shutil.copytree(folder.with_suffix(".away"), tmp_path / folder.relative_to(cache))
+        assert replace(features, entry=copied).letters("train") == letters
     finally:
         folder.with_suffix(".away").rename(folder)
     rows = features.store.to_torch("train", "block01/all")

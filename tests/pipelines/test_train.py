@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_hex
-from reservoir_pipelines import export, predict, train
+from reservoir_cache import last_entry
+from reservoir_pipelines import export, extract, predict, train
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.plots import GRID, INK, plot_training
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
@@ -211,6 +212,12 @@ def test_training_from_the_cache_takes_the_same_steps(cache):
     cached = train("bit-xor", from_cache=True, store="float32", **settings)
     np.testing.assert_allclose(cached.losses, whole.losses, atol=2e-6)
     assert cached.run != whole.run and cached.test_score == whole.test_score
+
+
+def test_the_entry_of_a_training_from_the_cache_does_not_become_the_last_one(cache):
+    mine = extract("bit-xor", layers="block01", pool="mean", store="float32", **QUICK).entry
+    train("bit-xor", train="output", from_cache=True, rows="stored", dropout=0.0, steps=1, eval_every=1, **QUICK)
+    assert len(list(mine.parent.iterdir())) == 2 and last_entry(cache, "bit-xor").path == mine
 
 
 @pytest.mark.parametrize(

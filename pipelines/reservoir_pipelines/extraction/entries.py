@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice, repeat
@@ -22,12 +22,14 @@ import numpy as np
 from reservoir_cache import (
     STORES,
     Arrays,
+    CacheError,
     Encoded,
     Entry,
     Layout,
     ShardWriter,
     Spec,
     check_space,
+    path_below,
     repair,
     required_bytes,
     rows_per_block,
@@ -35,8 +37,11 @@ from reservoir_cache import (
     write_targets,
 )
 
+from reservoir.errors import InputError
+from reservoir.file_checks import fits
+from reservoir.tasks.task import Task
 from reservoir_pipelines.output import count_text, notify, size_text
-from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
+from reservoir_pipelines.preparation.prepared import Prepared, data_digest, draw_rows, scaling_to_json
 
 if TYPE_CHECKING:
     from reservoir.plan.resolved import Plan
@@ -171,10 +176,56 @@ def write_labels(entry: Entry, prepared: Prepared, rows: Mapping[str, np.ndarray
 def data_record(prepared: Prepared) -> dict[str, Any]:
     """Return what an entry records of its prepared data, which is not part of the key."""
     return {
-        "prepared": str(prepared.path),
+        "prepared": str(prepared.path.absolute()),
         "kept": {split: prepared.kept(split) for split in prepared.rows},
         "scaling": scaling_to_json(prepared.scaling),
     }
+
+
+def prepared_folder(entry: Entry) -> Path | None:
+    """Return the folder of the prepared data of an entry; None if it is missing, or if an import had none.
+
+    This is the recorded folder. If it does not exist, because the cache was moved or the entry was copied, it is the
+    folder of the same name in the cache that has the entry now, provided that it holds the data of the entry.
+    """
+    recorded = entry.made_with.get("prepared")  # "" or absent if features were imported without their data
+    if not recorded:
+        return None
+    folder = Path(recorded)
+    with suppress(OSError):  # it may be that of another user, whose folders cannot be read
+        if folder.is_dir():
+            return folder
+    cache = cache_of(entry.path)
+    if cache is None:
+        return None
+    # The last two names follow from the settings and the source files of the data, so every cache has them. A damaged
+    # folder counts as missing, because `prepare` replaces it.
+    with suppress(InputError, CacheError):
+        folder_here = path_below(cache, "prepared", *folder.parts[-2:])
+        if _is_data_of(entry, Prepared.open(folder_here, verify=False)):
+            return folder_here
+    return None
+
+
+def cache_of(path: Path) -> Path | None:
+    """Return the cache that has an entry, by the path of the entry; None if the entry lies outside a cache."""
+    # An entry of a cache is the folder <cache>/features/<task>/<entry>.
+    parents = path.resolve().parents
+    is_in_cache = len(parents) > 2 and parents[1].name == "features"
+    return parents[2] if is_in_cache else None
+
+
+def _is_data_of(entry: Entry, prepared: Prepared) -> bool:
+    """Return whether prepared data has the digest that an entry names."""
+    # The digest is that of the data and of the rows that were drawn from it (`--limit`), whose number is that of the
+    # entry's largest split. An entry of words or tokens does not count their texts, but records the option.
+    limit: int | None = max(entry.spec.rows.values())
+    if Task.from_dict(entry.spec.task).labels_text_tokens:
+        settings = entry.made_with.get("call", {}).get("settings")
+        limit = settings.get("limit") if isinstance(settings, dict) else None
+        if not fits(limit, int | None):  # anyone may have changed the record
+            return False
+    return entry.spec.data.digest == data_digest(prepared, draw_rows(prepared, limit))
 
 
 def ahead(items: Iterable[Item], depth: int = 1) -> Generator[Item]:

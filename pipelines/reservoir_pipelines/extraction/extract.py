@@ -27,7 +27,7 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.data.table import data_exists
-from reservoir_pipelines.extraction.entries import row_count, write_labels
+from reservoir_pipelines.extraction.entries import prepared_folder, row_count, write_labels
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
@@ -95,11 +95,10 @@ class Extraction(Record):
 
         store = self.store
         features = store[split]
-        # "" or absent if features were imported without their data
-        prepared_folder = store.entry.made_with.get("prepared")
-        if not prepared_folder or not Path(prepared_folder).is_dir():
-            raise InputError(f"{self.entry}: its prepared data was removed", "extract its task again")
-        prepared = Prepared.open(Path(prepared_folder)).split(split)
+        folder = prepared_folder(store.entry)
+        if folder is None:
+            raise InputError(f"{self.entry}: its prepared data is missing", "extract its task again")
+        prepared = Prepared.open(folder).split(split)
         # A text has several rows, but is read once. ``index`` is the number of the text of each row.
         text_numbers, text_of_row = np.unique(features.index, return_inverse=True)
         stored_texts = prepared.take(text_numbers)

@@ -33,7 +33,7 @@ MIN_ROWS = 1000
 def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: bool) -> list[Choice]:
     """Return the best readout of each baseline, the raw input first.
 
-    The only baseline of words or tokens with labels is what each tells alone. If the prepared data was removed, there
+    The only baseline of words or tokens with labels is what each tells alone. If the prepared data is missing, there
     are no baselines, and a notice is printed.
 
     Baselines have the rows and the folds of the ``fits`` of columns; logistic regression has the first repeat of
@@ -44,7 +44,7 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
     if known.task.labels_text_tokens and (identity := fit_identity(known, fitter)):
         return [identity]
     if raw is None:
-        notify("baselines: skipped, because the prepared data was removed; run reservoir prepare")
+        notify("baselines: skipped, because the prepared data is missing; run reservoir prepare")
         return []
     task = raw.task
     # The raw input may be among the columns, and need not be fitted again by the same fitter.

@@ -79,7 +79,7 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
         if known.columns:
             remedy = f"name some of {', '.join(names_of(known.columns))}"
         raise InputError(f"{known.view.path}: no columns to fit", remedy)
-    # Opening a source refuses raw input whose prepared data was removed.
+    # Opening a source refuses raw input whose prepared data is missing.
     sources = [known.source(candidate) for candidate in columns]
     curve_sizes = _curve_sizes(options, rows["train"])
     # All columns that the user names are fitted to all rows. Forecasts have no race, because random rows have no folds

@@ -16,6 +16,7 @@ from reservoir.reservoir import Reservoir
 from reservoir.tasks import source_of
 from reservoir.tasks.task import SPLITS, Task
 from reservoir_pipelines.data.labels import require_labels
+from reservoir_pipelines.extraction.entries import cache_of
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.source import (
@@ -186,12 +187,9 @@ class Known:
         class_path, _, _settings = options.readout.partition(":")
         kind = class_path.split(".")[-1]
         name = f"{self.title}-{kind}-{digest}"
-        path = self.view.path.resolve()
-        # An entry of a cache is the folder <cache>/features/<task>/<entry>.
-        is_in_cache = path.parents[1].name == "features"
-        if not is_in_cache:
-            return path_below(path.parent, name)
-        cache = path.parents[2]
+        cache = cache_of(self.view.path)
+        if cache is None:
+            return path_below(self.view.path.resolve().parent, name)
         return path_below(cache, "readouts", self.view.spec.task_name, name)
 
     def source(self, columns: Columns) -> EntrySource:
@@ -206,13 +204,13 @@ class Known:
     def column(self, column: Column | Baseline) -> ColumnSource[KnownSplit] | RawSource[KnownSplit]:
         """Return the samples of a single column, of the raw input, or of its rolling statistics.
 
-        Raise `InputError` for a baseline if the prepared data was removed.
+        Raise `InputError` for a baseline if the prepared data is missing.
         """
         if isinstance(column, Column):
             return self._column_source(column)
         raw = self.raw()
         if raw is None:
-            raise InputError(f"{column}: the prepared data was removed", "run reservoir prepare")
+            raise InputError(f"{column}: the prepared data is missing", "run reservoir prepare")
         if column == ROLLING:
             return replace(raw, baseline=ROLLING, features=rolling_statistics(raw.task))
         return raw

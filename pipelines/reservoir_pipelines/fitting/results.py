@@ -323,7 +323,7 @@ class Fit:
         The best readout of the reservoir, which ``against`` compares: ``best``, unless a baseline was chosen.
     raw : Result, optional
         The first baseline: the best readout of the raw input, or what words or tokens with labels tell alone; None
-        if the prepared data was removed.
+        if the prepared data is missing.
     baselines : tuple of Result
         The best readout of each baseline, the raw input first; chosen as ``best`` is.
     against : tuple of Against

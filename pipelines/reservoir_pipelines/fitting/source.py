@@ -33,7 +33,7 @@ from reservoir.readouts.linear import Block, RereadableBlocks, has_labels, sampl
 from reservoir.readouts.products import StoredFeatures, arithmetic
 from reservoir.readouts.ridge import balance_raw
 from reservoir.tasks.task import Scaling, Task
-from reservoir_pipelines.extraction.entries import in_order
+from reservoir_pipelines.extraction.entries import in_order, prepared_folder
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 
 KnownSplit = Literal["train", "valid"]
@@ -138,8 +138,7 @@ class EntryView(Generic[S]):
     @property
     def has_prepared(self) -> bool:
         """Whether the prepared data of the entry is still there."""
-        folder = self.made_with.get("prepared")  # "" or absent if features were imported without their data
-        return bool(folder) and Path(folder).is_dir()
+        return self._prepared_folder is not None
 
     @property
     def raw_task(self) -> Task:
@@ -162,9 +161,14 @@ class EntryView(Generic[S]):
         return self._prepared.split(split)
 
     @cached_property
+    def _prepared_folder(self) -> Path | None:
+        """The folder of the prepared data of the entry; None if there is none."""
+        return prepared_folder(self._store.entry)
+
+    @cached_property
     def _prepared(self) -> Prepared:
         """The prepared data of the entry, with all its splits; opening it raises `InputError` if it is gone."""
-        return Prepared.open(Path(self.made_with.get("prepared", "")))
+        return Prepared.open(self._prepared_folder or Path(self.made_with.get("prepared", "")))
 
     def _require(self, split: str) -> None:
         """Raise `OutOfReachError` if the view does not read a split."""

@@ -333,7 +333,11 @@ class ReproductionFolder:
                 return _Number(reason=self.failure(key) or reason)
             results.append(result)
         if spot.get("combine") == "best":
-            results = [max(results, key=lambda result: result["values"]["valid_score"])]
+            # A training that diverged before its first validation has no score.
+            validated = [result for result in results if result["values"]["valid_score"] is not None]
+            if not validated:
+                return _Number(reason="diverged")
+            results = [max(validated, key=lambda result: result["values"]["valid_score"])]
         measure = spot["measure"]
         first, *others = [_measure(measure, result["values"]) for result in results]
         if first is None or None in others:
@@ -389,7 +393,8 @@ def _bounds(measure: str, value: float, result: Mapping[str, Any]) -> tuple[floa
         return 100 * low, 100 * high
     if measure == "train_score":
         # The accuracy over the last tenth of the steps. A pass is that of one row, so this is a tenth of the passes.
-        rows = max(1, values["passes"] // 10)
+        # Cells of earlier versions have no passes of the scored run alone, only those of all runs of a sweep.
+        rows = max(1, values.get("scored_passes", values["passes"]) // 10)
         share = value / 100
         correct = np.arange(rows) < share * rows  # only the number of correct rows matters, not which
         low, high = accuracy_interval(correct) or (0.0, 1.0)

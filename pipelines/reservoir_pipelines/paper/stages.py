@@ -123,8 +123,16 @@ def _train(task: str, settings: dict[str, Any], _: Path) -> CellRun:
     options = as_group(settings, opt.TrainOptions)
     # A sweep costs the time and the rows of all its runs; a single run has no trials.
     cost = sum(trial["seconds"] for trial in result.trials) or result.seconds
-    passes = result.steps * options.batch * options.accumulate * max(1, len(result.trials))
-    values = train_values(result) | {"cost": cost, "passes": passes}
+    # The scored run is the first trial. Each trial may have its own batch.
+    rows_of_step = [
+        trial.get("batch", options.batch) * trial.get("accumulate", options.accumulate)
+        for trial in result.trials or ({},)
+    ]
+    values = train_values(result) | {
+        "cost": cost,
+        "passes": result.steps * sum(rows_of_step),
+        "scored_passes": result.steps * rows_of_step[0],
+    }
     commands = [typed("train", [task], *groups("train", settings))]
     return CellRun(commands, result.path, folder_bytes(result.path), values)
 

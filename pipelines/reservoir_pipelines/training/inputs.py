@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 
 import numpy as np
-from reservoir_cache import FeatureStore
+from reservoir_cache import FeatureStore, untracked
 from torch import Tensor
 
 from reservoir import devices
@@ -162,8 +162,9 @@ class CachedInputs(Inputs):
             device=str(job.model.device),
             compute=job.model.compute,
         )
-        # The first process extracts what the cache lacks, and the others then find it there.
-        with job.ranks.first_alone():
+        # The first process extracts what the cache lacks, and the others then find it there. The entry does not become
+        # the last one of its task, which other commands read by default.
+        with job.ranks.first_alone(), untracked():
             return extract(job.task, extract_options).store
 
     def split(self, name: str) -> Split:
