@@ -24,6 +24,7 @@ from reservoir.tasks.texts import UNKNOWN, MarkedText, parse_marks, shown, texts
 DEFAULT_MAX_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
 MAX_TOKEN_ID = 2**24  # upper bound for token IDs; no vocabulary is larger
 READ = "read"  # name of the number of all texts in `TextReader.counts`
+SPACE_MARKS = ("▁", "Ġ")  # how SentencePiece and tokenizers of bytes write a space
 # Files of which one is in every model folder with a tokenizer.
 TOKENIZERS = (
     "tokenizer.json",
@@ -213,6 +214,12 @@ class TextReader:
         if self._reads_offsets(mask) and not self._tokenizer.is_fast:
             return "it needs a model with a tokenizer.json; pool mean or last"
         return ""
+
+    @cached_property
+    def space_mark_ids(self) -> list[int]:
+        """The IDs of the tokens that are nothing but the mark of a space."""
+        vocabulary = self._tokenizer.get_vocab()
+        return [vocabulary[mark] for mark in SPACE_MARKS if mark in vocabulary]
 
     @cached_property
     def _special_ids(self) -> list[int]:
