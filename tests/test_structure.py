@@ -178,6 +178,7 @@ OPEN_TO_THE_PAPER = {
     *(f"reservoir_pipelines.{name}" for name in ("command", "tables")),
     *(f"reservoir_pipelines.reports.{name}" for name in ("report", "views")),
     "reservoir_pipelines.data.own_data",  # the name of a task of own data
+    "reservoir_pipelines.preparation.prepare",  # attention reads the data that an extraction of the same model reads
     "reservoir_pipelines.preparation.prepared",  # the scaling of a run
     # Attention reads the folder of a run, and pretrain writes one.
     *(f"reservoir_pipelines.training.{name}" for name in ("checkpoints", "run_folder")),

@@ -138,6 +138,8 @@ class InputSpec(_Part):
     template: str | None = None  # of the chat template; None if the texts are not chats
     # How texts that are longer than the model reads at once are read; None if there are none.
     long: str | None = None
+    # "left out" if rows are words or tokens, and tokens that only mark the space before a word are none; else None.
+    space_marks: str | None = None
 
     @property
     def digests(self) -> dict[str, str]:

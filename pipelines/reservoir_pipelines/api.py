@@ -523,8 +523,9 @@ class AttentionArguments(
 def attention(arguments: AttentionArguments) -> Attention:
     """Plot which tokens attend to which in one block.
 
-    The maps are those of the first row of a split, and their mean over the first ``average`` rows. If ``run`` is
-    the folder of a run of `train`, the model, the task's parameters and the scaling come from that run.
+    The maps are those of the first row of a split, and their mean over the first ``average`` rows. The model reads
+    rows as in `extract` with the same options; the default backbone is mini for all data. If ``run`` is the folder
+    of a run of `train`, the model, the task's parameters and the scaling come from that run.
 
     Returns
     -------

@@ -19,11 +19,12 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.inputs.chat_template import ChatTemplate
 from reservoir.inputs.token_masks import MaskMaker, TokenRows
 from reservoir.tasks.task import Task, Tokens
-from reservoir.tasks.texts import MarkedText, parse_marks, shown, texts_of
+from reservoir.tasks.texts import UNKNOWN, MarkedText, parse_marks, shown, texts_of
 
 DEFAULT_MAX_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
 MAX_TOKEN_ID = 2**24  # upper bound for token IDs; no vocabulary is larger
 READ = "read"  # name of the number of all texts in `TextReader.counts`
+SPACE_MARKS = ("▁", "Ġ")  # how SentencePiece and tokenizers of bytes write a space
 # Files of which one is in every model folder with a tokenizer.
 TOKENIZERS = (
     "tokenizer.json",
@@ -144,6 +145,21 @@ class TextReader:
             self.counts[remark] += maker.texts_without(mask)
         return replace(rows, masks=masks_by_name)
 
+    def token_names(self, x: np.ndarray, length: int) -> list[str]:
+        """Return the letters of each token of one stored text, as far as the model reads it, special tokens included.
+
+        ``x`` are the code points (letters,) of the text, of which ``length`` are real. Spaces around a token are left
+        out. A token that is white space alone, or part of a letter, is named as in the vocabulary.
+        """
+        (marked,) = self._texts(x[None], np.array([length]))
+        encoding, _ = self._encode([marked.text], in_pieces=False, needs_offsets=False)
+        names: list[str] = []
+        for token_id in encoding["input_ids"][0]:
+            letters = self._tokenizer.decode([token_id]).strip()
+            is_readable = letters and UNKNOWN not in letters
+            names.append(letters if is_readable else self._tokenizer.convert_ids_to_tokens(token_id))
+        return names
+
     def _encode(self, texts: list[str], in_pieces: bool, needs_offsets: bool) -> tuple[dict[str, Any], int]:
         """Return the tokens of texts as transformers names them, and how many texts are too long for the model.
 
@@ -198,6 +214,12 @@ class TextReader:
         if self._reads_offsets(mask) and not self._tokenizer.is_fast:
             return "it needs a model with a tokenizer.json; pool mean or last"
         return ""
+
+    @cached_property
+    def space_mark_ids(self) -> list[int]:
+        """The IDs of the tokens that are nothing but the mark of a space."""
+        vocabulary = self._tokenizer.get_vocab()
+        return [vocabulary[mark] for mark in SPACE_MARKS if mark in vocabulary]
 
     @cached_property
     def _special_ids(self) -> list[int]:

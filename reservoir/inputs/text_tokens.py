@@ -2,10 +2,11 @@
 
 A word has the features of one token, the first that has a letter of it; the features of its other tokens are not used.
 Without words, each token that has letters has its own features and label. Special tokens are read by the model, but
-their features are not used.
+their features are not used. Neither are those of a token that is only the mark of a space, which some tokenizers put in
+front of a word, if it has the place of the first letter of the next token.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,6 +59,8 @@ class TextTokens:
         The number of texts with more tokens than the model reads.
     unread : int
         The number of words of which no letter is in a token, most of them after the end of what the model reads.
+    space_marks : int
+        The number of words whose first letter is also the place of a token that is left out, as the mark of a space.
     pad : int
         The token ID that pads sequences.
     """
@@ -70,6 +73,7 @@ class TextTokens:
     sequences: np.ndarray
     long: int
     unread: int
+    space_marks: int
     pad: int
 
     def __len__(self) -> int:
@@ -134,6 +138,7 @@ def read_tokens(
         sequences=np.concatenate([[0], np.cumsum(sequence_lengths)]).astype(np.int64),
         long=sum(batch.long for batch in read_batches),
         unread=sum(batch.unread for batch in read_batches),
+        space_marks=sum(batch.space_marks for batch in read_batches),
         pad=reader.pad,
     )
 
@@ -150,6 +155,7 @@ class _Batch:
     sequence_lengths: np.ndarray  # (sequences,): tokens of each sequence
     long: int
     unread: int
+    space_marks: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -179,6 +185,13 @@ def _read_batch(
     places = np.flatnonzero(spans[:, 1] > spans[:, 0])
     text_of_token = np.repeat(text_of_piece, sequence_lengths)[places]
     tokens = _Tokens(text=text_of_token, spans=spans[places], places=places)
+    # Leave out marks of spaces at the place of a letter, such as the one that Llama's tokenizer puts before a text.
+    is_mark = _are_space_marks(tokens, ids, reader.space_mark_ids)
+    is_word_start = word_starts(codes, lengths)[tokens.text, tokens.spans[:, 0]]
+    space_marks = int((is_mark & is_word_start).sum())
+    tokens = _Tokens(
+        text=tokens.text[~is_mark], spans=tokens.spans[~is_mark], places=tokens.places[~is_mark]
+    )
     # Words are labelled by their numbers, tokens by their first letters.
     unread = 0
     if words:
@@ -195,7 +208,21 @@ def _read_batch(
         sequence_lengths=sequence_lengths,
         long=encodings.long_texts,
         unread=unread,
+        space_marks=space_marks,
     )
+
+
+def _are_space_marks(tokens: _Tokens, ids: np.ndarray, mark_ids: Sequence[int]) -> np.ndarray:
+    """Return which tokens are only the mark of a space and begin at the letter of the next token, (n,) of bool.
+
+    ``ids`` are all token IDs of the batch, and ``mark_ids`` those of tokens that are a mark alone. A mark that has the
+    place of a space in the text begins before the next token.
+    """
+    first = tokens.spans[:, 0]
+    is_mark = np.isin(ids[tokens.places], mark_ids)
+    is_mark[-1:] = False  # no token follows the last one
+    is_mark[:-1] &= (tokens.text[:-1] == tokens.text[1:]) & (first[:-1] == first[1:])
+    return is_mark
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

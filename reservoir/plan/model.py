@@ -174,6 +174,17 @@ def choose_model(data: DataView, options: ExtractOptions, backbone: str | None) 
     return ModelChoice(reservoir.with_dilations(data.longest), obstacle, reasons)
 
 
+def random_input_note(task: Task, reservoir: Reservoir, native_obstacle: str) -> str:
+    """Return a message if a random input layer replaces the model's own input; else empty.
+
+    ``native_obstacle`` says why the model does not read the task by its own input; it is that of `ModelChoice`.
+    """
+    if not native_obstacle:
+        return ""
+    how = f"a random input layer ({reservoir.input}) replaces the one of {reservoir.title}"
+    return f"{task.name}: {how}: {native_obstacle}"
+
+
 def _refuse_native_data(task: Task, obstacle: str) -> None:
     """Raise `InputError` if only a model's own input can read the task; ``obstacle`` may say why it does not."""
     if task.labels_text_tokens:

@@ -14,7 +14,7 @@ from reservoir.options import ExtractOptions
 from reservoir.plan.basis import GIVEN, DataView, ModelView, reasons_of
 from reservoir.plan.candidates import choose_candidates
 from reservoir.plan.columns import choose_columns
-from reservoir.plan.model import choose_backbone, choose_model
+from reservoir.plan.model import choose_backbone, choose_model, random_input_note
 from reservoir.plan.precision import check_compilation, choose_blocks, choose_precision
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
@@ -90,10 +90,7 @@ class Plan:
     @property
     def input_note(self) -> str:
         """A message if a random input layer replaces the model's own input; else empty."""
-        if not self.native_obstacle:
-            return ""
-        how = f"a random input layer ({self.reservoir.input}) replaces the one of {self.reservoir.title}"
-        return f"{self.task.name}: {how}: {self.native_obstacle}"
+        return random_input_note(self.task, self.reservoir, self.native_obstacle)
 
     def model_note(self, compute: str) -> str:
         """Return a message on the model, which was computed in the precision ``compute``.

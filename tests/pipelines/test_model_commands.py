@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import attention, extract, fit, prepare, train
+from reservoir_pipelines.extraction.extract import resolved_plan
 from reservoir_pipelines.paper.attention_maps import bit_diagonals, token_labels
 from reservoir_pipelines.training.checkpoints import load_run
 from reservoir_pipelines.training.run_folder import RunFolder
 
 from reservoir.backbones import attention_maps
+from reservoir.batches import to_tokens
 from reservoir.errors import InputError
 from reservoir.loaded_model import load_model
-from reservoir.options import ReservoirOptions
+from reservoir.options import ExtractOptions, ReservoirOptions
 from reservoir.plan.model import resolve_model
 from reservoir.tasks.task import Task, Tokens, Vectors
 
@@ -185,9 +187,29 @@ def test_windows_are_the_tokens_of_the_maps(cache, tmp_path, patch, stride):
     assert len({len(row) for row in tokens}) > 1
     maps = attention(own, run=done.path, average=6, device="cpu")
     assert_maps(maps, by_hand(load_run(done.path, "cpu", "float32"), tokens))
-    frozen = attention(own, backbone=ONE_BLOCK, init="random", patch=patch, stride=stride, average=6, device="cpu")
-    settings = resolve_model(ReservoirOptions(backbone=ONE_BLOCK, init="random", patch=patch, stride=stride))
-    assert_maps(frozen, by_hand(load_model(prepared.task, settings, "cpu", "float32"), tokens))
+    given = {"backbone": ONE_BLOCK, "init": "random", "input": "orthogonal", "patch": patch, "stride": stride}
+    frozen = attention(own, average=6, device="cpu", **given)
+    model = load_model(prepared.task, resolve_model(ReservoirOptions(**given)), "cpu", "float32")
+    assert_maps(frozen, by_hand(model, tokens))
+
+
+def test_attention_has_the_default_windows_of_an_extraction(cache, tmp_path):
+    own, given = write_own(tmp_path / "own.npz"), {"backbone": ONE_BLOCK, "init": "random"}
+    prepared = prepare(own)
+    plan = resolved_plan(own, ExtractOptions(**given))
+    assert (plan.reservoir.input, plan.reservoir.patch) == ("kernels", 9)
+    model = load_model(prepared.task, plan.reservoir, "cpu", "float32")
+    rows = prepared.split("test").read(0, 6)
+    tokens, counts = to_tokens(model, prepared.scaling, rows.x, rows.lengths)
+    expected = by_hand(model, [row[:count] for row, count in zip(tokens, counts, strict=True)])
+    assert_maps(attention(own, average=6, device="cpu", **given), expected)
+
+
+def test_attention_names_the_tokens_of_images_by_number(cache, tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (30, 8, 8), np.uint8)
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(30) % 2)
+    maps = attention(tmp_path / "own.npz", backbone="gpt2:n_layer=1,n_embd=16,n_head=2", init="random", average=2)
+    assert maps.labels == [str(number) for number in range(1, maps.mean.shape[1] + 1)]
 
 
 @pytest.fixture(scope="module")

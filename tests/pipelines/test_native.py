@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from reservoir_pipelines import extract, fit, predict, prepare, train
+from reservoir_pipelines import attention, extract, fit, predict, prepare, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.data.formats import read_new
 from reservoir_pipelines.data.values import encode
@@ -119,6 +119,32 @@ def test_a_file_and_a_folder_are_enough(cache, tmp_path, capfd):
     with pytest.raises(InputError, match=r"the tokenizer or the embeddings of .* have changed"):
         list(predict(tmp_path / "readout", new))
     assert extract(str(file), backbone=str(folder)).entry != done.entry
+
+
+def test_attention_shows_the_tokens_of_texts_that_an_extraction_reads(cache, tmp_path, capfd):
+    from transformers import AutoModel, AutoTokenizer
+
+    folder, file = save_with_tokenizer("llama", tmp_path / "llama"), write_texts(tmp_path / "pets.jsonl", 30)
+    rows = prepare(file).split("test").read(0, 2)
+    text, _ = texts_of(rows.x, rows.lengths)
+    maps = attention(file, backbone=folder, average=2, layer=2, device="cpu")
+    assert maps.labels == ["<s>", *text.split()]
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    encoded = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    with torch.no_grad():
+        expected = model(**encoded, output_attentions=True).attentions[1][0]
+    np.testing.assert_allclose(maps.first_row, expected, atol=1e-5)
+    # With a random input layer each letter is a token, and a note says so.
+    capfd.readouterr()
+    drawn = attention(file, backbone=folder, input="orthogonal", average=1, device="cpu")
+    assert len(drawn.labels) == len(text)
+    assert "a random input layer (orthogonal) replaces the one of llama-pretrained: --input" in capfd.readouterr().err
+
+
+def test_attention_names_more_tokens_than_a_text_has_letters(cache, tmp_path):
+    folder, file = save_with_tokenizer("bert", tmp_path / "bert"), tmp_path / "letters.csv"
+    file.write_text("text,label\n" + "a,0\na,1\n" * 15)
+    assert attention(file, backbone=folder, input="native", average=1).labels == ["[CLS]", "a", "[SEP]"]
 
 
 def write_proteins(path: Path, rows: int = 60) -> Path:
@@ -566,6 +592,25 @@ def test_a_readout_of_answers_labels_new_chats_as_the_features_of_extract_do(cac
     np.testing.assert_allclose(predicted, readout.probabilities(stored).reshape(len(stored), -1), atol=2e-6)
     (tmp_path / "llama" / "chat_template.jinja").write_text("{{ messages }}")
     assert "template" in outcome(lambda: list(predict(tmp_path / "readout", file)))
+
+
+def test_attention_and_training_do_not_read_the_json_of_chats_unnoticed(cache, tmp_path, capfd):
+    folder, file = save_with_chat_template(tmp_path / "llama"), write_chats(tmp_path / "chats.jsonl", 30)
+    maps = attention(file, chat=True, backbone=folder, average=1)
+    assert maps.labels[:2] == ["<s>", "<|user|>"] and maps.labels[-1] == "<|end|>"
+    with pytest.raises(InputError, match="--chat: the model does not read chats by its own tokenizer"):
+        attention(file, chat=True, backbone=folder, input="orthogonal")
+    letters = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2", "init": "random", "steps": 1, "batch": 2}
+    train(file, chat=True, **letters)
+    assert "train reads the letters of the messages in JSON by a random input layer" in capfd.readouterr().err
+
+
+def test_training_says_that_letters_are_its_symbols(cache, tmp_path, capfd):
+    folder, file = save_with_tokenizer("gpt2", tmp_path / "gpt2"), write_texts(tmp_path / "pets.jsonl", 30)
+    note = "train reads letters by a random input layer; --input native reads texts by the model's own tokenizer"
+    for given, has_note in (({}, True), ({"input": "native"}, False), ({"input": "orthogonal"}, False)):
+        train(file, backbone=folder, steps=1, batch=2, **given)
+        assert (note in capfd.readouterr().err) == has_note
 
 
 def test_new_chats_that_the_template_refuses_are_skipped_and_the_others_labelled(cache, tmp_path, capfd):

@@ -118,6 +118,47 @@ def test_a_word_has_the_features_and_the_label_of_its_first_token(fitted, model)
     assert len(np.unique(np.concatenate([features[split].groups for split in features]))) == len(rows)
 
 
+def save_with_space_marks(folder):
+    """Write a tiny Llama whose tokenizer marks spaces, as SentencePiece does, and the beginning of a text."""
+    from tokenizers import Tokenizer, models, normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    save("llama", folder)
+    tokens = ["<unk>", "<s>", "\u2581", *"20was", "as", "was", "\u2581was"]
+    merges = [("a", "s"), ("w", "as"), ("\u2581", "was")]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>").save_pretrained(folder)
+    return folder
+
+
+def test_the_mark_of_a_space_at_the_first_letter_of_a_word_does_not_stand_for_it(tmp_path):
+    folder = save_with_space_marks(tmp_path / "llama")
+    options = {"backbone": folder, "cache": tmp_path / "cache", "layers": "block01", **EXACT}
+    ids, offsets, layers = by_hand(folder, "2020 was")
+    assert ids.tolist() == [1, 2, 3, 4, 3, 4, 10] and offsets[1] == offsets[2] == [0, 1]
+    words = write_words(tmp_path / "words.jsonl", [(["2020", "was"], ["N", "V"]), (["was", "2020"], ["V", "N"])] * 15)
+    features = extract(words, **options)
+    part = features["train"]
+    for text, number in enumerate(part.ids[part.pointers[:-1]]):
+        own = part.tokens_of(text)
+        assert part.token_ids[own].tolist() == ([10, 3] if number % 2 else [3, 10])
+        if number % 2 == 0:
+            np.testing.assert_allclose(part["block01/all"][own], layers[1][[2, 6]], atol=1e-5)
+    # The key differs from that of versions in which the mark stood for the word; other entries keep theirs.
+    assert features.store.entry.spec.input.space_marks == "left out"
+    others = write_words(tmp_path / "others.jsonl", [(["was", "2020"], ["V", "N"])] * 30)
+    assert extract(others, **options).store.entry.spec.input.space_marks is None
+    # A mark that has the place of a space is a token like others.
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": "2020 2 was", "label": n % 2}) + "\n" for n in range(30)))
+    part = extract(texts, each_token=True, **options)["train"]
+    own = part.tokens_of(0)
+    assert part.token_ids[own].tolist() == [3, 4, 3, 4, 2, 3, 10] and part.spans[own][0].tolist() == [0, 1]
+
+
 def test_every_token_with_letters_has_the_label_of_the_span_of_its_first_letter(model, tmp_path):
     path, records = write_spans(tmp_path / "spans.jsonl")
     features = extract(path, backbone=model, cache=tmp_path / "cache", layers="block01", **EXACT)

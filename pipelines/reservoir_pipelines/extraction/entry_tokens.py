@@ -1,10 +1,10 @@
 """The words or tokens of texts as the rows of an entry: counted before anything is computed, loaded, and labelled."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from reservoir_cache import Entry, write_targets
+from reservoir_cache import Entry, Spec, write_targets
 
 from reservoir.batches import Loaded, load_tokens
 from reservoir.errors import InputError
@@ -79,6 +79,15 @@ class EntryTokens:
         if unread_words:
             lines.append(f"{unread_words:,} words have no token of the model, so their labels are left out")
         return [f"{self.prepared.task.name}: {line}" for line in lines]
+
+    def with_space_marks(self, spec: Spec) -> Spec:
+        """Return the specification of an entry that says if space marks in front of words are left out.
+
+        It has another key than the entries of earlier versions, in which such a mark stood for its word.
+        """
+        if not any(tokens.space_marks for tokens in self.tokens.values()):
+            return spec
+        return replace(spec, input=replace(spec.input, space_marks="left out"))
 
     def load(self, model: LoadedModel, split: str, low: int, high: int, batch_rows: int) -> Loaded:
         """Return the sequences that hold the rows from ``low`` to ``high`` (not included), ready for the model."""

@@ -118,6 +118,7 @@ def load_extractor(
         data = replace(data, rows=entry_tokens.counts)
     spec = model_spec(model, task.to_dict(), data, plan.store)
     if entry_tokens:
+        spec = entry_tokens.with_space_marks(spec)
         layout = token_layout(plan, sum(spec.rows.values()))
     else:
         rows_of_layout = assumed_rows or spec.rows

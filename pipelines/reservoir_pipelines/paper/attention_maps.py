@@ -12,18 +12,28 @@ from reservoir_cache import path_below, replace_file
 from reservoir import InputError
 from reservoir.batches import batches, to_tokens
 from reservoir.errors import as_input_error, writing
+from reservoir.inputs.native import TextReader
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.option_fields import as_group
-from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
-from reservoir.plan.model import resolve_model
+from reservoir.options import (
+    AttentionOptions,
+    ExtractOptions,
+    OwnDataOptions,
+    PlaceOptions,
+    ReservoirOptions,
+    TaskOptions,
+)
+from reservoir.plan.basis import DataView
+from reservoir.plan.model import choose_model, random_input_note, resolve_model
 from reservoir.reservoir import Reservoir
 from reservoir.tasks import TASKS, task_named, variant_of
-from reservoir.tasks.task import Scaling, Task, Tokens
-from reservoir_pipelines import Prepared, prepare
+from reservoir.tasks.task import Scaling, Split, Task, Tokens
+from reservoir_pipelines import Prepared
 from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.files import cache_root, data_folder
-from reservoir_pipelines.output import Record, as_json
+from reservoir_pipelines.output import Record, as_json, notify
 from reservoir_pipelines.plots import attention_top, draw_map, saved_figure
+from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.training.checkpoints import load_run
 from reservoir_pipelines.training.run_folder import RunFolder
@@ -138,6 +148,8 @@ def attention(
     split = prepared.split(options.split)
     rows = split.read(0, min(options.average, len(split)))
     first_row, mean = average_maps(model, scaling, rows.x, rows.lengths, layer)
+    if isinstance(model.reader, TextReader) and model.reader.note:
+        notify(f"{name}: {model.reader.note}")
     if not np.isfinite(first_row).all():
         raise InputError(f"task {name!r}: the model overflows in its first row", "correct or remove it")
     default_folder = run or path_below(root, "attention", name)
@@ -149,8 +161,7 @@ def attention(
         first_row=first_row,
         mean=mean,
         rows=len(rows.x),
-        # The first value of token n is number n * stride; the map contains only the real tokens.
-        labels=token_labels(model.fpt.task, rows.x[0, :: settings.stride], first_row.shape[-1]),
+        labels=_labels_of_first_row(model, rows, first_row.shape[-1]),
         diagonals=bit_diagonals(model.fpt.task),
         top=options.top or attention_top(mean),
         arrays=plot.with_suffix(".h5"),
@@ -170,17 +181,22 @@ def _data_and_model(
     if run:
         prepared, scaling = _prepare_for(run, task, reservoir, source, cache)
         return prepared, scaling, load_run(run, device, COMPUTE)
-    prepared = prepare(task, cache=cache, **vars(source))
-    resolved = _resolved_model(reservoir, source, task)
-    return prepared, prepared.scaling, load_model(prepared.task, resolved, device, COMPUTE)
+    prepared = prepare(task, source, cache=cache, model=reservoir)
+    settings = _model_of_data(prepared, reservoir, source)
+    return prepared, prepared.scaling, load_model(prepared.task, settings, device, COMPUTE)
 
 
-def _resolved_model(reservoir: ReservoirOptions, source: TaskOptions, task: str) -> Reservoir:
-    """Return the model that the options name, with all defaults resolved."""
-    # What ``--init random`` means depends on the task's parameters: with ``protocol=paper``, weights are drawn as in
-    # the paper's code.
-    variant = variant_of(source.given, task)
-    return resolve_model(reservoir, random_inits=variant.random_inits)
+def _model_of_data(prepared: Prepared, reservoir: ReservoirOptions, source: TaskOptions) -> Reservoir:
+    """Return the model with which `extract` reads the data, all defaults resolved.
+
+    Without ``--backbone`` it is the default transformer, also for data that `extract` reads without one.
+    """
+    longest = int(prepared.split("train").lengths.max())
+    options = as_group({**vars(reservoir), **vars(source)}, ExtractOptions)
+    choice = choose_model(DataView.of(prepared.task, prepared.rows, longest), options, reservoir.backbone)
+    if note := random_input_note(prepared.task, choice.reservoir, choice.native_obstacle):
+        notify(note)
+    return choice.reservoir
 
 
 def _plot(result: Attention) -> None:
@@ -249,6 +265,14 @@ def average_maps(
     return first_map, (map_sum / rows_with_both).astype(np.float32)
 
 
+def _labels_of_first_row(model: LoadedModel, rows: Split, length: int) -> list[str]:
+    """Return short names of the ``length`` tokens of the first row, those of a text as its tokenizer has them."""
+    if isinstance(model.reader, TextReader):
+        return model.reader.token_names(rows.x[0], rows.lengths[0])
+    # The first value of token n is number n * stride. Images are stored as files, whose tokens need no values.
+    return token_labels(model.fpt.task, rows.x[0][:: model.settings.stride], length)
+
+
 def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
     """Return short names of the first ``length`` tokens of a row, whose values are ``x`` (tokens, ...).
 
@@ -304,14 +328,14 @@ def _prepare_for(
             f"pass {trained_task.name!r}",
         )
     # The user need not choose a model again, but may not choose another one.
-    settings = _resolved_model(reservoir, source, task)
+    settings = resolve_model(reservoir, random_inits=variant_of(source.given, task).random_inits)
     is_model_chosen = reservoir != as_group({}, ReservoirOptions)
     if is_model_chosen and settings != Reservoir(**config["reservoir"]):
         raise InputError(
             f"--run {run}: the run determines the model", "leave out the options that choose another"
         )
     source_of_run = replace(source, **_options_of_training(trained_task, task, source))
-    prepared = prepare(task, cache=cache, **vars(source_of_run))
+    prepared = prepare(task, source_of_run, cache=cache)
     # The data must be those of the training: compare the two tasks field by field, and parameter by parameter.
     old, new = (
         {**described.to_dict(), "parameters": None, **described.parameters}

@@ -17,9 +17,10 @@ from reservoir.option_fields import typed
 from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
 from reservoir.plan import TRAIN_STEPS, train_rate
 from reservoir.plan.model import resolve_model
+from reservoir.reservoir import Reservoir
 from reservoir.tasks import Variant, source_of, variant_of
 from reservoir.tasks.source import Source
-from reservoir.tasks.task import Split, holds_samples
+from reservoir.tasks.task import Split, Task, holds_samples
 from reservoir.training.rows import TargetScale
 from reservoir.training.trainable import make_trainable
 from reservoir.training.trainer import Processes
@@ -190,6 +191,8 @@ def load_job(
     # Samples of a wave go through the model's own input layer, else each would be a token.
     if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
         settings = replace(settings, input="native")
+    if ranks.first and reservoir.input is None:
+        notify(*_notes_on_letters(prepared.task, settings))
     # 3. The kind of the rows of a step.
     row_kind = _row_kind(task, generator, options)
     # 4. The model.
@@ -228,6 +231,20 @@ def load_job(
         model=model,
         row_kind=row_kind,
     )
+
+
+def _notes_on_letters(task: Task, settings: Reservoir) -> list[str]:
+    """Return a line if letters are symbols for a random input layer, though a tokenizer could read them.
+
+    There is one for every chat, too: its letters are those of its messages in JSON, which no model should read.
+    """
+    is_chat = bool(task.parameters.get("chat"))
+    has_tokenizer = bool(task.alphabet) and is_native(task, settings)
+    if settings.input == "native" or not (is_chat or has_tokenizer):
+        return []
+    letters = "the letters of the messages in JSON" if is_chat else "letters"
+    remedy = "--input native reads texts by the model's own tokenizer"
+    return [f"{task.name}: train reads {letters} by a random input layer; {remedy}"]
 
 
 def _row_kind(task: str, generator: Source, options: TrainOptions) -> str:
