@@ -229,6 +229,8 @@ def test_images_in_an_array_are_read_as_files_of_them_are(tmp_path, suffix, chan
         assert np.array_equal(images_by_id[names[row]][..., 0], pixels.reshape(*pixels.shape[:2], -1)[..., 0])
     new = read_new(save(tmp_path / f"new{suffix}", x=x[:2]), source.task)
     assert len(new) == 2 and new.holds == "images"
+    # The classes of the arrays are the numbers 0 and 1, which the folders have as names.
+    assert np.asarray(read_new(tmp_path / "files", source.task).y).tolist() == [0] * 15 + [1] * 15
 
 
 def test_arrays_that_may_be_images_are_refused_or_read_as_the_user_says(tmp_path):
