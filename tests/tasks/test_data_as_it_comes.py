@@ -21,6 +21,7 @@ from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
+from reservoir.plan.basis import kind_of
 from reservoir.tasks import Vectors
 from reservoir.tasks.texts import texts_of
 from tests.helpers import outcome
@@ -582,6 +583,22 @@ def test_patterns_of_other_files_are_refused(tmp_path):
 def test_parts_are_a_task_of_the_name_of_their_folder(tmp_path):
     write_parts(tmp_path / "parts", parted_table())
     assert own_name(str(tmp_path / "parts" / "*.parquet")) == own_name(str(tmp_path / "parts")) == "parts"
+
+
+@pytest.mark.parametrize("origin", ["./mnist", "data/mnist/", "mnist/*.parquet", "hf:user/mnist"])
+def test_own_data_never_has_the_name_of_a_named_task(origin):
+    assert own_name(origin) == "mnist-data" and own_name(origin.replace("mnist", "mnist-1")) == "mnist-1"
+
+
+def test_a_folder_with_the_name_of_a_named_task_is_read_as_any_other(tmp_path):
+    for number in range(12):
+        path = tmp_path / "mnist" / KIND[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), number).save(path)
+    task = open_source(str(tmp_path / "mnist")).task
+    assert (task.name, kind_of(task)) == ("mnist-data", "pictures")
+    new = read_new(tmp_path / "mnist", task)
+    assert encode(task, new.x)[0].shape == (12,)
 
 
 def test_recordings_in_parquet_are_still_recordings(tmp_path):
