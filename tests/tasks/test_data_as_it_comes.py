@@ -233,6 +233,23 @@ def test_damaged_images_and_sounds_are_counted_and_skipped(tmp_path, kind):
     assert len(new.x) == ROWS - 2 and [name for name, _ in new.skipped.values()] == [f"a/04.{kind}", f"b/09.{kind}"]
 
 
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_table_may_name_files_by_full_paths_and_is_read_from_any_folder(tmp_path, monkeypatch, relative):
+    (tmp_path / "pictures").mkdir()
+    files = [tmp_path / "pictures" / f"{number}.png" for number in range(12)]
+    for number, file in enumerate(files):
+        Image.new("L", (8, 8), number).save(file)
+    table(tmp_path / "t.csv", [[file, KIND[number % 2]] for number, file in enumerate(files)], "path,label")
+    missing = tmp_path.parent / "none.png"
+    table(tmp_path / "new.csv", [["pictures/1.png"], [missing], [files[2]], ["none.png"]], "path")
+    monkeypatch.chdir(tmp_path)
+    folder = Path() if relative else tmp_path
+    assert open_rows(str(folder / "t.csv"), OwnDataOptions()).names.tolist() == [f"pictures/{n}.png" for n in range(12)]
+    new = read_new(folder / "new.csv", open_source(str(folder / "t.csv")).task)
+    assert new.ids.tolist() == ["pictures/1.png", "pictures/2.png"]
+    assert [name for name, _ in new.skipped.values()] == [str(missing), "none.png"]
+
+
 def test_a_sequence_with_a_bad_line_is_left_out_as_a_whole(tmp_path):
     rows = [[f"s{n // 4}", n % 4, "ERR" if n == 5 else n, KIND[n // 4 % 2]] for n in range(4 * ROWS)]
     path = table(tmp_path / "t.csv", rows, "id,time,v,label")
