@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import tracemalloc
 from pathlib import Path
 
 import h5py
@@ -500,6 +501,19 @@ def test_files_of_images_are_read_by_ranges_of_rows(tmp_path):
     assert rows.holds == "images" and rows.x.shape == (3,) and rows.names.tolist()[0] == "blue/0.png"
     (stored,) = rows.x[1:2]
     assert stored.tobytes() == (tmp_path / "red" / "0.png").read_bytes()
+
+
+def test_images_that_are_checked_do_not_stay_in_memory(tmp_path):
+    for number in range(40):
+        Image.new("RGB", (100, 100)).save(tmp_path / f"{number}.bmp")
+    size = (tmp_path / "0.bmp").stat().st_size
+    options = OwnDataOptions(skip_bad_rows=True)
+    open_rows(str(tmp_path), options)  # imports what decoding needs
+    tracemalloc.start()
+    assert len(open_rows(str(tmp_path), options)) == 40
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * size
 
 
 def test_a_format_is_a_reader_and_its_suffixes(tmp_path, monkeypatch):

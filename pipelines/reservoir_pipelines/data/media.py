@@ -73,7 +73,7 @@ class ImageFiles:
             return np.fromiter(map(stored_bytes, files), object)
         except InputError:
             # Check all files, so that the error counts all that cannot be read, not only this one.
-            self._bad.read_files(self._all_files, stored_bytes)
+            self._bad.read_files(self._all_files, _check_image)
             self._bad.readable()  # raises that error
             raise  # in case the file has been repaired meanwhile
 
@@ -83,7 +83,7 @@ def image_rows(files: Sequence[Path], columns: Mapping[str, Any], bad: BadRows) 
     check_pillow()
     # To skip damaged files, all are decoded now, because rows are counted before they are read.
     if bad.skip:
-        bad.read_files(files, stored_bytes)
+        bad.read_files(files, _check_image)
     readable = bad.readable()
     return Rows(
         x=ImageFiles(files, bad, readable, are_checked=bool(bad.skip)),
@@ -106,6 +106,11 @@ def stored_bytes(path: Path) -> np.ndarray:
     # all of its bytes are read nevertheless, so the same damage is found.
     decoded(content, str(path), rough=True)
     return content
+
+
+def _check_image(path: Path) -> None:
+    """Refuse an image file as `stored_bytes` does, without keeping its bytes in memory."""
+    stored_bytes(path)
 
 
 def _file_bytes(path: Path) -> np.ndarray:
