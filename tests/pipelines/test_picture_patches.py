@@ -165,11 +165,13 @@ def test_fit_prints_commands_that_compare_a_model_of_own_pictures_with_patches(t
     images, labels = load_digits(n_class=2, return_X_y=True)
     np.savez(tmp_path / "my pictures.npz", x=images[:60].reshape(-1, 8, 8).astype(np.uint8), y=labels[:60])
     model = {"backbone": "mini", "layers": "embed", "pool": "mean", "limit": 30, "pixels": 16, "cache": cache}
-    fit(extract(tmp_path / "my pictures.npz", **model))
+    fit(extract(tmp_path / "my pictures.npz", **model), columns="embed/mean", select="cv3", class_weight="balanced")
     (note,) = (line for line in call("tasks")[2].splitlines() if "raw pixels are a weak baseline" in line)
     commands = [shlex.split(command) for command in note.partition("need no model: ")[2].split(" && ")]
     assert [arguments[:2] for arguments in commands] == [["reservoir", name] for name in ("extract", "fit", "compare")]
     assert commands[0][3:] == ["--pixels", "16", "--limit", "30"]
+    # The options of the fit, but for the names of columns, which patches do not have.
+    assert commands[1][5:] == ["--select", "cv3", "--class-weight", "balanced"]
     for _, *arguments in commands:
         code, out, err = call(*arguments)
         assert code == 0, err

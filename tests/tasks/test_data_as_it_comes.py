@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import tracemalloc
 from pathlib import Path
 
 import h5py
@@ -21,6 +22,7 @@ from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
+from reservoir.plan.basis import kind_of
 from reservoir.tasks import Vectors
 from reservoir.tasks.texts import texts_of
 from tests.helpers import outcome
@@ -230,6 +232,23 @@ def test_damaged_images_and_sounds_are_counted_and_skipped(tmp_path, kind):
         assert len(new.x) == 1 and [*new.skipped] == [1, 2] and "no file 'media/a/none.png'" in new.skipped[1][1]
     new = read_new(tmp_path / "media", source.task)
     assert len(new.x) == ROWS - 2 and [name for name, _ in new.skipped.values()] == [f"a/04.{kind}", f"b/09.{kind}"]
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_table_may_name_files_by_full_paths_and_is_read_from_any_folder(tmp_path, monkeypatch, relative):
+    (tmp_path / "pictures").mkdir()
+    files = [tmp_path / "pictures" / f"{number}.png" for number in range(12)]
+    for number, file in enumerate(files):
+        Image.new("L", (8, 8), number).save(file)
+    table(tmp_path / "t.csv", [[file, KIND[number % 2]] for number, file in enumerate(files)], "path,label")
+    missing = tmp_path.parent / "none.png"
+    table(tmp_path / "new.csv", [["pictures/1.png"], [missing], [files[2]], ["none.png"]], "path")
+    monkeypatch.chdir(tmp_path)
+    folder = Path() if relative else tmp_path
+    assert open_rows(str(folder / "t.csv"), OwnDataOptions()).names.tolist() == [f"pictures/{n}.png" for n in range(12)]
+    new = read_new(folder / "new.csv", open_source(str(folder / "t.csv")).task)
+    assert new.ids.tolist() == ["pictures/1.png", "pictures/2.png"]
+    assert [name for name, _ in new.skipped.values()] == [str(missing), "none.png"]
 
 
 def test_a_sequence_with_a_bad_line_is_left_out_as_a_whole(tmp_path):
@@ -484,6 +503,19 @@ def test_files_of_images_are_read_by_ranges_of_rows(tmp_path):
     assert stored.tobytes() == (tmp_path / "red" / "0.png").read_bytes()
 
 
+def test_images_that_are_checked_do_not_stay_in_memory(tmp_path):
+    for number in range(40):
+        Image.new("RGB", (100, 100)).save(tmp_path / f"{number}.bmp")
+    size = (tmp_path / "0.bmp").stat().st_size
+    options = OwnDataOptions(skip_bad_rows=True)
+    open_rows(str(tmp_path), options)  # imports what decoding needs
+    tracemalloc.start()
+    assert len(open_rows(str(tmp_path), options)) == 40
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * size
+
+
 def test_a_format_is_a_reader_and_its_suffixes(tmp_path, monkeypatch):
     path = tmp_path / "mine.txt"
     path.write_text("6")
@@ -582,6 +614,22 @@ def test_patterns_of_other_files_are_refused(tmp_path):
 def test_parts_are_a_task_of_the_name_of_their_folder(tmp_path):
     write_parts(tmp_path / "parts", parted_table())
     assert own_name(str(tmp_path / "parts" / "*.parquet")) == own_name(str(tmp_path / "parts")) == "parts"
+
+
+@pytest.mark.parametrize("origin", ["./mnist", "data/mnist/", "mnist/*.parquet", "hf:user/mnist"])
+def test_own_data_never_has_the_name_of_a_named_task(origin):
+    assert own_name(origin) == "mnist-data" and own_name(origin.replace("mnist", "mnist-1")) == "mnist-1"
+
+
+def test_a_folder_with_the_name_of_a_named_task_is_read_as_any_other(tmp_path):
+    for number in range(12):
+        path = tmp_path / "mnist" / KIND[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), number).save(path)
+    task = open_source(str(tmp_path / "mnist")).task
+    assert (task.name, kind_of(task)) == ("mnist-data", "pictures")
+    new = read_new(tmp_path / "mnist", task)
+    assert encode(task, new.x)[0].shape == (12,)
 
 
 def test_recordings_in_parquet_are_still_recordings(tmp_path):

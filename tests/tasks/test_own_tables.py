@@ -184,6 +184,17 @@ def test_fasta_labels_come_from_the_header(tmp_path, header, asked):
     assert others is None if asked else set(others) == {"left", "right"}
 
 
+@pytest.mark.parametrize("first", [0, 1])  # classes called 0 and 1 have no list of names
+def test_new_headers_that_end_with_the_number_of_a_class_have_labels(tmp_path, first):
+    records = [f">r{n} {first + n % 2}\n{word}\n" for n, word in enumerate(WORDS)]
+    task = source_of(tmp_path / "t.fasta", "".join(records)).task
+    (tmp_path / "new.fasta").write_text("".join([*records[:4], ">other 7\nACGT\n", ">none\nACGT\n"]))
+    assert read_new(tmp_path / "new.fasta", task)[3].tolist() == [first, first + 1, first, first + 1, None, None]
+    # A word is no label of every letter.
+    every_letter = replace(task, parameters={"each": "token"})
+    assert read_new(tmp_path / "new.fasta", every_letter)[3] is None
+
+
 @pytest.mark.parametrize(
     ("text", "parameters", "message"),
     [

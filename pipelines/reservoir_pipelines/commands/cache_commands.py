@@ -201,11 +201,13 @@ def copy(
             "cache copy: give an entry and a URL", "as in reservoir cache copy digits s3://bucket/features"
         )
     if store.is_url(source):
-        from reservoir_pipelines.data.own_data import own_name  # slow to import
+        from reservoir.tasks import TASKS  # slow to import, as the next
+        from reservoir_pipelines.data.own_data import own_name
 
-        # Your own data is named by its path here, as for all commands, and behind the URL by the name of its task. The
-        # names of tasks and folders, and keys, are names of tasks already.
-        copied = store.copy_from(source, own_name(destination), root, _copy_progress)
+        # Your own data is named by its path here, as for all commands, and behind the URL by the name of its task.
+        # Names of folders and keys are not changed by `own_name`.
+        name = destination if destination in TASKS else own_name(destination)
+        copied = store.copy_from(source, name, root, _copy_progress)
     else:
         from reservoir.inputs.patch_units import UNITS  # slow to import
 

@@ -10,7 +10,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.pictures import check_pillow
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data.rows import IMAGE_NOTE, Rows, Sequences
+from reservoir_pipelines.data.rows import IMAGE_NOTE, OR_PASS, Rows, Sequences
 from reservoir_pipelines.data.values import MIN_SIDE, SAMPLE, read_pixel_rows, side_and_channels
 
 CHANNELS = (1, 3)
@@ -203,9 +203,9 @@ def _refuse_other_pixels(where: str, x: Sequences) -> None:
         return
     remedy = "give images as bytes (uint8) from 0 to 255, (rows, height, width, 3), or grey ones (rows, height, width)"
     if not are_channels_last and x.shape[1] in CHANNELS:
-        remedy += "; --channels-first reads (rows, 3, height, width)"
+        remedy += f"{OR_PASS}channels-first for (rows, 3, height, width)"
     if not are_bytes:
-        remedy += "; --pixels 1 reads pixels from 0 to 1"
+        remedy += f"{OR_PASS}pixels 1 for pixels from 0 to 1"
     raise InputError(f"{where}: x has the shape {x.shape} and holds {x.dtype} values", remedy)
 
 

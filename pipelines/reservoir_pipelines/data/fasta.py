@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
+from reservoir_pipelines.data.labels import classes_by_name
 from reservoir_pipelines.data.rows import BadRows, Rows
 from reservoir_pipelines.data.table import lines_of
 from reservoir_pipelines.data.table_labels import labels_from_table
@@ -161,11 +162,12 @@ def _default_pattern(headers: Sequence[str]) -> tuple[str, list[str]]:
 
 def _classes_at_end(headers: Sequence[str], task: Task) -> list[str | None]:
     """Return the last word of each new header if it is the name of a class, else None."""
+    names_of_classes = classes_by_name(task)
     classes: list[str | None] = []
     for header in headers:
         match = re.search(LAST_WORD, header)
         word = match.group(1) if match else None
-        classes.append(word if word in task.labels else None)
+        classes.append(word if word in names_of_classes else None)
     return classes
 
 

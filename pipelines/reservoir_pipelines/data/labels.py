@@ -58,6 +58,16 @@ def require_labels(task: Task, stage: str) -> None:
         )
 
 
+def classes_by_name(task: Task) -> dict[str, str | int]:
+    """Return the classes of a task by their names as folders and headers have them, which are texts.
+
+    Empty unless a row has one label: a folder or a header names no more.
+    """
+    has_one_label = task.readout_tokens == task.outputs == 1 and not task.labels_each_token
+    classes = [task.label(number) for number in range(task.classes)]
+    return {str(label): label for label in classes} if has_one_label else {}
+
+
 def encode_labels(
     where: str,
     y: np.ndarray,

@@ -1,6 +1,6 @@
 """Files that are one sequence each: images, sounds and recordings (tables of steps), with labels by their folders."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -24,7 +24,7 @@ from reservoir_pipelines.data.columns import (
     sortable_times,
     values_of,
 )
-from reservoir_pipelines.data.labels import SPLIT_NAMES
+from reservoir_pipelines.data.labels import SPLIT_NAMES, classes_by_name
 from reservoir_pipelines.data.roles import INDEX, conventional
 from reservoir_pipelines.data.rows import IMAGE_NOTE, BadRows, Rows, padded
 from reservoir_pipelines.data.sounds import sound_rows
@@ -73,7 +73,7 @@ class ImageFiles:
             return np.fromiter(map(stored_bytes, files), object)
         except InputError:
             # Check all files, so that the error counts all that cannot be read, not only this one.
-            self._bad.read_files(self._all_files, stored_bytes)
+            self._bad.read_files(self._all_files, _check_image)
             self._bad.readable()  # raises that error
             raise  # in case the file has been repaired meanwhile
 
@@ -83,7 +83,7 @@ def image_rows(files: Sequence[Path], columns: Mapping[str, Any], bad: BadRows) 
     check_pillow()
     # To skip damaged files, all are decoded now, because rows are counted before they are read.
     if bad.skip:
-        bad.read_files(files, stored_bytes)
+        bad.read_files(files, _check_image)
     readable = bad.readable()
     return Rows(
         x=ImageFiles(files, bad, readable, are_checked=bool(bad.skip)),
@@ -106,6 +106,11 @@ def stored_bytes(path: Path) -> np.ndarray:
     # all of its bytes are read nevertheless, so the same damage is found.
     decoded(content, str(path), rough=True)
     return content
+
+
+def _check_image(path: Path) -> None:
+    """Refuse an image file as `stored_bytes` does, without keeping its bytes in memory."""
+    stored_bytes(path)
 
 
 def _file_bytes(path: Path) -> np.ndarray:
@@ -171,16 +176,18 @@ def check_inside(path: Path, root: Path) -> None:
         raise InputError(f"{path}: the file is outside {root}", "copy it into this folder")
 
 
-def classes_of_folders(names: Sequence[str], classes: Collection[str | int]) -> dict[str, np.ndarray]:
+def classes_of_folders(names: Sequence[str], classes: Mapping[str, str | int]) -> dict[str, np.ndarray]:
     """Return the labels of new files as ``y`` (files,), by the folders in their names; nothing if no file has one.
 
-    The label of a file is the name of the first folder on its path that is one of the ``classes``, else None.
+    The label of a file is the class of the first folder on its path that is the name of one, else None. ``classes`` has
+    them by name, see `classes_by_name`.
     """
-    labels: list[str | None] = []
+    labels: list[str | int | None] = []
     for name in names:
         folders = name.split("/")[:-1]
-        labels.append(next((folder for folder in folders if folder in classes), None))
-    return {"y": np.array(labels, object)} if any(labels) else {}
+        labels.append(next((classes[folder] for folder in folders if folder in classes), None))
+    has_labels = any(label is not None for label in labels)
+    return {"y": np.array(labels, object)} if has_labels else {}
 
 
 def folder_labels(root: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -560,7 +567,7 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
         if task is None:
             arrays = folder_labels(path, names)
         else:
-            classes = [task.label(number) for number in range(task.classes)]
+            classes = classes_by_name(task)
             arrays = classes_of_folders(names, classes)
     recordings_may_hold_labels = _may_recordings_hold_labels(
         options, task, have_class_folders="y" in arrays

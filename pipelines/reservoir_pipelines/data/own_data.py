@@ -11,6 +11,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
+from reservoir.tasks import TASKS
 from reservoir.tasks.pictures import PATCH, PATCHES, SIDE
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
@@ -61,11 +62,14 @@ NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read
 def own_name(origin: str) -> str:
     """Return the name of your own data as a task: the name of its file, or of the folder of its parts.
 
-    All but letters and digits of ASCII, points, underscores and hyphens become hyphens.
+    All but letters and digits of ASCII, points, underscores and hyphens become hyphens. The name of a named task gets
+    the suffix ``-data``.
     """
     path = Path(origin)
     name = path.absolute().parent.name if is_pattern(path) else path.name
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "data"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "data"
+    # Every stage tells named tasks from other data by the name alone: a folder called mnist is not MNIST.
+    return f"{name}-data" if name in TASKS else name
 
 
 @dataclass(frozen=True)

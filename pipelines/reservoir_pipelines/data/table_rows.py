@@ -109,7 +109,7 @@ def _rows_of_files(
         else:
             bad.add(row, f"no file {names[row]!r} in the table's folder")
     bad.readable()  # refuses missing files unless bad rows are skipped
-    paths = np.array([str(file.relative_to(folder)) for file in files])
+    paths = np.array([str(_path_in(folder, file)) for file in files])
     columns = {"y": rows.y, "groups": rows.groups, "split": rows.split}
     arrays = {name: array for name, array in columns.items() if array is not None}
     arrays["ids"] = paths if rows.ids is None else rows.ids
@@ -122,6 +122,14 @@ def _rows_of_files(
         label=rows.label,
         roles=rows.roles,
     )
+
+
+def _path_in(folder: Path, file: Path) -> Path:
+    """Return the path of a file within the ``folder`` of a table; one that does not exist may stay as it is."""
+    if file.is_relative_to(folder):
+        return file.relative_to(folder)
+    # The table names the file by its full path, but its own path is relative, or has links.
+    return file.resolve().relative_to(folder.resolve()) if file.is_file() else file
 
 
 def columns_as_rows(

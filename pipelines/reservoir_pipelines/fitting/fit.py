@@ -55,7 +55,7 @@ def fit(
     ``place`` says which device computes products.
     """
     scored = fit_and_score(features, options, place)
-    notify(*patches_note(scored.known, scored.fit.saved.parent))
+    notify(*patches_note(scored.known, scored.fit.saved.parent, options))
     return scored.fit
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.column import RAW, Column
 from reservoir.option_fields import as_group, typed, without_where
-from reservoir.options import CacheOptions, OutOptions, RowOptions
+from reservoir.options import CacheOptions, FitOptions, RowOptions
 from reservoir.readouts.evaluation import (
     FALSE_POSITIVE_RATES,
     Evaluation,
@@ -101,12 +101,12 @@ def raw_choice_notes(best: Result, table: Sequence[Result]) -> list[str]:
     return [f"{problem}; --columns {second.name} shows what the reservoir adds on test"]
 
 
-def patches_note(known: Known, folder: Path) -> list[str]:
+def patches_note(known: Known, folder: Path, options: FitOptions) -> list[str]:
     """Return the commands that compare a model of the user's own pictures with patches of the training pictures.
 
     Patches need no trained model and are often far more accurate than raw pixels, so whoever judges a model by raw
-    pixels alone may overrate it. ``folder`` is that of the fit. Empty for other data than pictures, for a model that
-    reads patches itself, and for an entry that does not record its options.
+    pixels alone may overrate it. ``folder`` is that of the fit, and ``options`` are its options. Empty for other data
+    than pictures, for a model that reads patches itself, and for an entry that does not record its options.
     """
     has_patches = any(view.spec.input.kind == "patches" for view in known.views)
     call = known.view.made_with.get("call", {})
@@ -119,9 +119,11 @@ def patches_note(known: Known, folder: Path) -> list[str]:
     root = known.view.path.resolve().parents[2]  # an entry is the folder <cache>/features/<task>/<entry>
     cache = CacheOptions(cache=None if root == cache_root().resolve() else root)
     patches_folder = f"{folder}-patches"
+    # The same options of the fit, so that the scores can be compared; but the columns of patches have other names.
+    fit_options = replace(options, columns="all", out=Path(patches_folder))
     commands = [
         typed("extract", [task], row_options, cache),
-        typed("fit", [task], cache, OutOptions(out=Path(patches_folder))),
+        typed("fit", [task], cache, fit_options),
         typed("compare", [str(folder), patches_folder]),
     ]
     problem = (

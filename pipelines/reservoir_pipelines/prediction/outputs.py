@@ -203,7 +203,8 @@ def write_predictions(out: Path, predictions: Iterable[Prediction], absent: Name
 
 def _write_csv(path: Path, predictions: Iterable[Prediction], absent: Names) -> None:
     """Write the columns of predictions as CSV, with a header."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    # An id may be the name of a file that is not valid UTF-8. `fit` writes it in the same way.
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         for number, columns in enumerate(_blocks_of_columns(predictions, absent)):
             # The classes of a prediction set are in one cell, separated by |, or as JSON if a class has | in its name.
