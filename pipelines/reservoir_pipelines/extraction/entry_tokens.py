@@ -85,7 +85,7 @@ class EntryTokens:
         return load_tokens(model, self.tokens[split].part(low, high), batch_rows)
 
     def write_labels(self, entry: Entry) -> None:
-        """Write labels, texts, groups, token IDs and spans of the rows of an entry, unless it has them."""
+        """Write labels, texts, groups, token IDs, spans and numbers of the rows of an entry, unless it has them."""
         for split, index in self.rows.items():
             tokens = self.tokens[split]
             prepared = self.prepared.split(split)
@@ -107,6 +107,8 @@ class EntryTokens:
             # An entry without ids names the texts by their numbers.
             if not np.array_equal(text_ids, index):
                 targets["text_ids"] = text_ids
+            if self.task.labels_words:
+                targets["numbers_in_text"] = tokens.labelled
             write_targets(entry, split, targets)
 
     def _text_groups(self, split: str) -> np.ndarray:
