@@ -14,7 +14,7 @@ from reservoir_pipelines import compare, export_features, extract, fit, import_f
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.data.conll import read as read_conll
 from reservoir_pipelines.extraction import entries
-from reservoir_pipelines.extraction.extract import resolved_plan
+from reservoir_pipelines.extraction.extract import find_entry, resolved_plan
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -356,6 +356,37 @@ def test_words_have_their_numbers_in_the_text_if_the_tokenizer_drops_others(mode
     assert all(older[split].numbers_in_text.max() < max(numbers[split]) for split in numbers)
     again = extract(path, **settings)
     assert again.reused and {split: again[split].numbers_in_text.tolist() for split in again} == numbers
+
+
+def test_fit_writes_the_present_ids_and_groups_of_texts_and_keeps_the_rest(model, tmp_path, cache):
+    rows = with_unread_word(sentences(40))
+    path = tmp_path / "words.jsonl"
+
+    def write(letter):
+        names = [f"{letter}{row:02}" for row in range(len(rows))]
+        groups = [f"group {letter}{row // 3:02}" for row in range(len(rows))]
+        # Without this column, the names of groups would decide their splits.
+        splits = ["train"] * 18 + ["valid"] * 9 + ["test"] * (len(rows) - 27)
+        return write_words(path, rows, id=names, group=groups, split=splits)
+
+    features = extract(write("a"), backbone=model, layers="block01", **EXACT)
+    numbers = {split: features[split].numbers_in_text.tolist() for split in features}
+    old = {split: features[split].ids.tolist() for split in features}
+    before = contents(features.entry)
+    write("b")
+    assert run(["fit", str(path), "--out", str(tmp_path / "readout"), "--columns", "block01/all"]) == 0
+    lines = lines_of(tmp_path / "readout" / "predictions.csv")
+    assert {line["id"][0] for line in lines} == {"b"} and {line["group"][:7] for line in lines} == {"group b"}
+    new = FeatureStore(features.entry)
+    assert {split: new[split].ids.tolist() for split in new} == {
+        split: [name.replace("a", "b") for name in ids] for split, ids in old.items()
+    }
+    assert {split: new[split].numbers_in_text.tolist() for split in new} == numbers
+    # With the old names, the files have the old bytes.
+    write("a")
+    find_entry(cache, str(path))
+    shards_and_targets = [name for name in before if str(name).endswith(".h5") and "moments" not in str(name)]
+    assert all(contents(features.entry)[name] == before[name] for name in shards_and_targets)
 
 
 def test_single_vectors_and_a_dataset_of_tokens(fitted):
