@@ -298,6 +298,23 @@ def test_the_exported_tokenizer_adds_no_special_tokens_to_rendered_chats(cache, 
 
 
 @can_export
+def test_an_export_says_that_long_texts_are_not_read_in_pieces(cache, tmp_path, capfd):
+    texts = [*(" ".join(WORDS[row % 7 : row % 7 + 1 + row % 3]) for row in range(40)), "dog " + "cat " * 40]
+    lines = [json.dumps({"text": text, "label": "cat" in text}) for text in texts]
+    (tmp_path / "pets.jsonl").write_text("\n".join(lines))
+    file, name = str(tmp_path / "pets.jsonl"), str(save_with_tokenizer("bert", tmp_path / "bert"))
+    features = extract(file, backbone=name, layers="embed", pool="mean", compute="float32", long="windows")
+    saved = fit(features, columns="embed/mean", alphas="1e0:1e2:3", out=tmp_path / "readout").saved
+    done = export(saved, out=tmp_path / "m.pt2")
+    expected = np.array([one.probabilities for one in predict(saved, file)])
+    got = run_torch(done, texts)
+    np.testing.assert_allclose(got[:-1], expected[:-1], atol=1e-5)
+    assert abs(got[-1] - expected[-1]).max() > 1e-4
+    remark = json.loads(done.card.read_text())["long_texts"]
+    assert "cuts texts after 24 tokens" in remark and remark in capfd.readouterr().err
+
+
+@can_export
 def test_a_model_of_images_is_exported_after_its_processor(cache, tmp_path, capfd):
     pytest.importorskip("onnxscript")
     from PIL import Image

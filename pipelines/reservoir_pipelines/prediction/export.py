@@ -293,6 +293,11 @@ def _remarks_on_texts(bundle: Bundle, reader: Reader | None) -> dict[str, str]:
             "the tokenizer reads chats that apply_chat_template of transformers has rendered with the model's chat "
             "template, and adds no special tokens"
         )
+    if any(part.reservoir and part.reservoir.long == "windows" for part in bundle.parts):
+        remarks["long_texts"] = (
+            f"the tokenizer cuts texts after {reader.max_tokens:,} tokens; longer ones have other logits than those "
+            "of predict, which reads them in pieces (--long windows)"
+        )
     return remarks
 
 
