@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 from reservoir.column import Column, column_shapes
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
-from reservoir.inputs.native import PixelReader
+from reservoir.inputs.native import PixelReader, TextReader
 from reservoir.loaded_model import LoadedModel
 from reservoir.pooling import find_pooling
 from reservoir.raw_input import raw_pooling
@@ -33,9 +33,12 @@ class Branch(nn.Module):
         self.fpt = model.fpt
         # The declared type is that of the output layer; nothing here reads its weights.
         self.fpt.output = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+        reads_chats = isinstance(model.reader, TextReader) and model.reader.template is not None
+        # Masks come with the text of a row. All tokens (no mask) follow from the length, and so do those of words, but
+        # not in chats, whose template prints special tokens anywhere.
+        masks_of_lengths = ("",) if reads_chats else ("", "words")
         for column in columns:
-            # Masks come with the text of a row. That of words, or all tokens (no mask), follow from the length.
-            if find_pooling(column.pooling).mask not in ("", "words"):
+            if find_pooling(column.pooling).mask not in masks_of_lengths:
                 raise InputError(
                     f"column {column}: the module reads token IDs alone, without the mask of {column.pooling}",
                     "fit --columns of other poolings",

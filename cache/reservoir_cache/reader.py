@@ -26,6 +26,7 @@ from reservoir_cache.shard import (
     ids_of_numbers,
     is_stored,
     open_hdf5,
+    places_in_text,
     read_array,
     read_column,
 )
@@ -259,6 +260,12 @@ class SplitFeatures:
         self._require_texts()
         return self._targets["spans"]
 
+    @property
+    def numbers_in_text(self) -> NDArray[np.integer]:
+        """The number of each word or token in its text, (rows,), from 0; words without a token of the model count."""
+        stored = self._targets.get("numbers_in_text")
+        return places_in_text(self._require_texts()) if stored is None else stored
+
     def tokens_of(self, text: int) -> range:
         """Return the rows of the words or tokens of a text, by its number from 0 in this split."""
         pointers = self._require_texts()
@@ -267,7 +274,10 @@ class SplitFeatures:
         return range(int(pointers[text]), int(pointers[text + 1]))
 
     def token(self, column: str, text: int, number: int) -> NDArray[np.float32]:
-        """Return the features of a word or token, (width,), by its number in its text, from 0."""
+        """Return the features of a word or token, (width,), by its place among those of its text that are rows, from 0.
+
+        Words without a token of the model are not rows; `numbers_in_text` counts them.
+        """
         row = self.tokens_of(text)[number]
         return self.gather(column, np.array([row]))[0, 0]  # of the one row, its one token
 
@@ -367,7 +377,7 @@ def _has_valid_texts(arrays: dict[str, NDArray], rows: int) -> bool:
     """Return whether the arrays of texts are absent, or complete and consistent with the number of ``rows``."""
     token_arrays = {"token_ids", "spans"} & arrays.keys()
     if "pointers" not in arrays:
-        return not token_arrays and "text_ids" not in arrays
+        return not token_arrays and not {"text_ids", "numbers_in_text"} & arrays.keys()
     pointers = arrays["pointers"]
     is_complete = len(token_arrays) == 2 and arrays["spans"].shape[1] == 2 and pointers.dtype.kind == "i"
     # The pointers ascend from 0 to the number of rows. Equal ones belong to a text without rows.

@@ -48,6 +48,7 @@ TARGET_RANKS = {
     "pointers": (1,),
     "token_ids": (1,),
     "spans": (2,),
+    "numbers_in_text": (1,),
     "text_ids": (1, 2),
     "stretches": (1,),
     "group_names": (2,),
@@ -158,6 +159,12 @@ def ids_of_numbers(stored: NDArray) -> NDArray:
     # The bytes of a row become one text: (rows, bytes), (rows, 1), (rows,). NumPy drops the zeros at its end.
     texts = np.ascontiguousarray(stored).view(f"S{stored.shape[1]}")[:, 0]
     return np.char.decode(texts, "utf-8", "surrogatepass")
+
+
+def places_in_text(pointers: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return the place of each row among those of its text, from 0, (rows,); for ``pointers`` see `SplitFeatures`."""
+    first_row_of_text = np.repeat(pointers[:-1], np.diff(pointers))  # of the text of each row
+    return np.arange(pointers[-1]) - first_row_of_text
 
 
 def dataset_names(group: h5py.Group) -> list[str]:

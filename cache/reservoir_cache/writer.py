@@ -32,6 +32,7 @@ from reservoir_cache.shard import (
     file_content,
     numbers_of_ids,
     open_hdf5,
+    places_in_text,
     read_array,
     shard_content,
 )
@@ -44,22 +45,27 @@ WRITERS = 3  # threads that encode and write blocks: one may wait for the disk w
 NAME_DATASETS = ("ids", "text_ids", "group_names")
 # The datasets of targets that are part of neither the data's digest nor the key: an entry that lacks them, or has
 # others, is given them.
-RENEWED = (*NAME_DATASETS, "stretches")
+RENEWED = (*NAME_DATASETS, "stretches", "numbers_in_text")
 PENDING = 6  # blocks that may be in memory and not on disk yet
 # Size of the shards that are listed in one write of their page, because pages take three of the four fsyncs of a shard.
 GROUP_BYTES = 2**26
 
 
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
-    """Write the labels, lengths and row numbers of a split, unless they exist with the same names and stretches.
+    """Write the labels, lengths and row numbers of a split, unless they exist with the same `RENEWED` datasets.
 
     ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` and ``index`` (rows,), perhaps ``groups``,
     ``group_names`` and ``stretches``, and perhaps ``ids`` (rows,) of texts or integers. If rows are tokens of texts, it
-    has ``pointers`` (texts + 1,), ``token_ids`` (rows,), ``spans`` (rows, 2), and perhaps ``text_ids`` (texts,) instead
-    of ``ids``.
+    has ``pointers`` (texts + 1,), ``token_ids`` (rows,), ``spans`` (rows, 2), perhaps ``numbers_in_text`` (rows,), and
+    perhaps ``text_ids`` (texts,) instead of ``ids``.
     """
     folder = entry.path / split
     arrays = {name: np.asarray(targets[name]) for name in TARGET_RANKS if name in targets}
+    # If all words of the texts are rows, the pointers give the numbers.
+    if "numbers_in_text" in arrays:
+        has_all_words = np.array_equal(arrays["numbers_in_text"], places_in_text(arrays["pointers"]))
+        if has_all_words:
+            del arrays["numbers_in_text"]
     arrays |= {name: numbers_of_ids(arrays[name]) for name in NAME_DATASETS if name in arrays}
     exists = has_listed_size(folder, entry.page(split, 0).targets)
     if exists and _is_current(folder / TARGETS_FILE, arrays):

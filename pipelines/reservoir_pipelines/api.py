@@ -425,11 +425,13 @@ def export(arguments: ExportArguments) -> Export:
 
     The file maps raw sequences to logits and runs without this program. ``torch`` writes a program
     for ``torch.export.load``, in the precision that the readout was fitted in, so that its results
-    equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16
-    operators. ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model
-    that reads texts or images by its own tokenizer or processor is exported without these: the
-    inputs are then ``input_ids`` and ``attention_mask``, or ``pixel_values``, and the file of the
-    tokenizer or processor is written as ``reader``.
+    equal those of `predict`; only texts that ``long="windows"`` reads in pieces are cut here.
+    ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators. ``out`` is
+    ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model that reads texts or
+    images by its own tokenizer or processor is exported without these: the inputs are then
+    ``input_ids`` and ``attention_mask``, or ``pixel_values``, and the file of the tokenizer or
+    processor is written as ``reader``. Chats are rendered by the model's chat template before the
+    tokenizer reads them.
 
     Examples
     --------

@@ -288,7 +288,8 @@ class TextReader:
     def save(self, path: Path) -> None:
         """Write the rules of the tokenizer to a file, with the truncation and padding that the model needs.
 
-        Only a fast tokenizer has such rules.
+        The file adds special tokens to texts, but not to chats, whose template prints them. Only a fast tokenizer has
+        such rules.
         """
         from tokenizers import Tokenizer
 
@@ -297,7 +298,10 @@ class TextReader:
             raise InputError(
                 "export needs a tokenizer.json, which the model does not have", "use another model"
             )
-        saved = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        rules = json.loads(tokenizer.backend_tokenizer.to_str())
+        if self.template:
+            rules["post_processor"] = None  # the part that adds special tokens
+        saved = Tokenizer.from_str(json.dumps(rules))
         saved.enable_truncation(self.max_tokens)
         saved.enable_padding(pad_id=tokenizer.pad_token_id or 0, pad_token=tokenizer.pad_token or "")
         saved.save(str(path))

@@ -369,10 +369,26 @@ def test_names_of_texts_may_change(train, entry):
     assert FeatureStore(entry.path)["train"].ids.tolist() == [0] * 4 + [2] * 6
 
 
+def test_numbers_of_words_count_those_that_are_not_rows(train, entry):
+    assert train().numbers_in_text.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
+    whole = (entry.path / "train" / "targets.h5").read_bytes()
+    numbers = [0, 2, 3, 4, 1, 2, 3, 5, 6, 7]
+    write_targets(entry, "train", ragged(10, numbers_in_text=np.array(numbers, np.int32)))
+    assert FeatureStore(entry.path)["train"].numbers_in_text.tolist() == numbers
+    # If all words are rows, the numbers are not stored.
+    write_targets(entry, "train", ragged(10, numbers_in_text=np.array([0, 1, 2, 3, 0, 1, 2, 3, 4, 5], np.int32)))
+    assert (entry.path / "train" / "targets.h5").read_bytes() == whole
+
+
 def test_rows_that_are_not_tokens_have_none(entry, toy):
     part = FeatureStore(toy.fill(entry).path)["train"]
     assert part.pointers is None
-    for read in (lambda: part.token_ids, lambda: part.spans, lambda: part.tokens_of(0)):
+    for read in (
+        lambda: part.token_ids,
+        lambda: part.spans,
+        lambda: part.numbers_in_text,
+        lambda: part.tokens_of(0),
+    ):
         with pytest.raises(CacheError, match="not words or tokens"):
             read()
 
@@ -390,6 +406,7 @@ def test_rows_that_are_not_tokens_have_none(entry, toy):
         {"spans": None},
         {"spans": np.zeros((10, 3), np.int32)},
         {"text_ids": np.array(["a", "b"])},
+        {"numbers_in_text": np.arange(9)},
     ],
 )
 def test_pointers_that_do_not_fit_are_damage(changes, train):

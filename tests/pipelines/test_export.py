@@ -17,7 +17,7 @@ from reservoir_pipelines.prediction.export import Export, build
 
 from reservoir import InputError
 from tests.helpers import COMMAND, Child
-from tests.reservoir.models import WORDS, save_with_processor, save_with_tokenizer
+from tests.reservoir.models import WORDS, save_with_chat_template, save_with_processor, save_with_tokenizer
 
 ROWS, LONGEST, DIM = 60, 24, 2
 CASES = {
@@ -259,6 +259,59 @@ def test_a_model_of_texts_is_exported_after_its_tokenizer(cache, tmp_path, capfd
     ids, mask = (np.array([getattr(one, name) for one in read]) for name in ("ids", "attention_mask"))
     got = run_onnx(done, {"input_ids": ids, "attention_mask": mask}, capfd)
     np.testing.assert_allclose(got, [one.probabilities for one in answers], atol=1e-5)
+
+
+def run_torch(done, texts):
+    """Return the probabilities of texts, by an exported model and its tokenizer."""
+    from tokenizers import Tokenizer
+
+    read = Tokenizer.from_file(str(done.reader)).encode_batch(texts)
+    ids, mask = (torch.tensor([getattr(one, name) for one in read]) for name in ("ids", "attention_mask"))
+    return torch.export.load(done.model).module()(ids, mask).softmax(-1).numpy()[:, 0, 0]
+
+
+@can_export
+def test_the_exported_tokenizer_adds_no_special_tokens_to_rendered_chats(cache, tmp_path, capfd):
+    from transformers import AutoTokenizer
+
+    chats = [
+        [{"role": "user", "content": WORDS[row % 7]}, {"role": "assistant", "content": ["cat", "dog"][row % 2]}]
+        for row in range(40)
+    ]
+    lines = [json.dumps({"messages": chat, "label": row % 2}) for row, chat in enumerate(chats)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    model = str(save_with_chat_template(tmp_path / "llama"))
+    file = str(tmp_path / "chats.jsonl")
+    features = extract(file, chat=True, backbone=model, layers="embed", pool="mean,words", compute="float32")
+    saved = fit(features, columns="embed/mean", alphas="1e0:1e2:3", out=tmp_path / "readout").saved
+    done = export(saved, out=tmp_path / "m.pt2")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    texts = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats]
+    expected = [one.probabilities for one in predict(saved, file)]
+    np.testing.assert_allclose(run_torch(done, texts), expected, atol=1e-5)
+    remark = json.loads(done.card.read_text())["texts"]
+    assert "apply_chat_template" in remark and remark in capfd.readouterr().err
+    # Special tokens may be anywhere in a chat, so that token IDs do not tell which ones are words.
+    of_words = fit(features, columns="embed/words", alphas="1e0:1e2:3", out=tmp_path / "of words").saved
+    with pytest.raises(InputError, match="without the mask of words"):
+        export(of_words)
+
+
+@can_export
+def test_an_export_says_that_long_texts_are_not_read_in_pieces(cache, tmp_path, capfd):
+    texts = [*(" ".join(WORDS[row % 7 : row % 7 + 1 + row % 3]) for row in range(40)), "dog " + "cat " * 40]
+    lines = [json.dumps({"text": text, "label": "cat" in text}) for text in texts]
+    (tmp_path / "pets.jsonl").write_text("\n".join(lines))
+    file, name = str(tmp_path / "pets.jsonl"), str(save_with_tokenizer("bert", tmp_path / "bert"))
+    features = extract(file, backbone=name, layers="embed", pool="mean", compute="float32", long="windows")
+    saved = fit(features, columns="embed/mean", alphas="1e0:1e2:3", out=tmp_path / "readout").saved
+    done = export(saved, out=tmp_path / "m.pt2")
+    expected = np.array([one.probabilities for one in predict(saved, file)])
+    got = run_torch(done, texts)
+    np.testing.assert_allclose(got[:-1], expected[:-1], atol=1e-5)
+    assert abs(got[-1] - expected[-1]).max() > 1e-4
+    remark = json.loads(done.card.read_text())["long_texts"]
+    assert "cuts texts after 24 tokens" in remark and remark in capfd.readouterr().err
 
 
 @can_export

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from reservoir_cache import FeatureStore
+from reservoir_cache import FeatureStore, write_targets
 from reservoir_pipelines import compare, export_features, extract, fit, import_features, predict, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.data.conll import read as read_conll
 from reservoir_pipelines.extraction import entries
-from reservoir_pipelines.extraction.extract import resolved_plan
+from reservoir_pipelines.extraction.extract import find_entry, resolved_plan
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -365,6 +365,71 @@ def test_long_texts_are_cut_or_read_in_pieces_with_a_note_before_anything_is_com
     saved = fit(cut, out=tmp_path / "readout", columns="block01/all").saved
     answers = [answer for answer in predict(saved, path) if answer.id == 30]
     assert len(answers) == 40 and [answer.problem is None for answer in answers] == [n < len(first) for n in range(40)]
+
+
+def with_unread_word(rows):
+    """Return texts with a word after their first one that the tokenizer drops."""
+    return [
+        ([words[0], "\u200d", *words[1:]], [labels[0], "O", *labels[1:]]) for words, labels in rows if len(words) > 1
+    ]
+
+
+def lines_of(predictions):
+    with predictions.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_words_have_their_numbers_in_the_text_if_the_tokenizer_drops_others(model, tmp_path):
+    rows = with_unread_word(sentences(40))
+    path = write_words(tmp_path / "words.jsonl", rows)
+    settings = {"backbone": model, "cache": tmp_path / "cache", "layers": "block01"} | EXACT
+    features = extract(path, **settings)
+    result = fit(features, out=tmp_path / "readout", columns="block01/all", select="cv3")
+    read = {(str(answer.id), str(answer.token)) for answer in predict(result.saved, path) if not answer.problem}
+    assert {(line["id"], line["token"]) for line in lines_of(result.predictions)} == read
+    assert {number for _, number in read} >= {"0", "2", "3"} and "1" not in {number for _, number in read}
+    # Entries of earlier versions have no numbers, so that rows are counted; the next extraction adds them.
+    numbers = {split: features[split].numbers_in_text.tolist() for split in features}
+    for split in features:
+        names = ("lengths", "index", "groups", "pointers", "token_ids", "spans", "ids")
+        arrays = {name: getattr(features[split], name) for name in names} | {"y": features[split].labels}
+        arrays["text_ids"] = arrays.pop("ids")[features[split].pointers[:-1]]
+        write_targets(features.store.entry, split, arrays)
+    older = FeatureStore(features.entry)
+    assert all(older[split].numbers_in_text.max() < max(numbers[split]) for split in numbers)
+    again = extract(path, **settings)
+    assert again.reused and {split: again[split].numbers_in_text.tolist() for split in again} == numbers
+
+
+def test_fit_writes_the_present_ids_and_groups_of_texts_and_keeps_the_rest(model, tmp_path, cache):
+    rows = with_unread_word(sentences(40))
+    path = tmp_path / "words.jsonl"
+
+    def write(letter):
+        names = [f"{letter}{row:02}" for row in range(len(rows))]
+        groups = [f"group {letter}{row // 3:02}" for row in range(len(rows))]
+        # Without this column, the names of groups would decide their splits.
+        splits = ["train"] * 18 + ["valid"] * 9 + ["test"] * (len(rows) - 27)
+        return write_words(path, rows, id=names, group=groups, split=splits)
+
+    features = extract(write("a"), backbone=model, layers="block01", **EXACT)
+    numbers = {split: features[split].numbers_in_text.tolist() for split in features}
+    old = {split: features[split].ids.tolist() for split in features}
+    before = contents(features.entry)
+    write("b")
+    assert run(["fit", str(path), "--out", str(tmp_path / "readout"), "--columns", "block01/all"]) == 0
+    lines = lines_of(tmp_path / "readout" / "predictions.csv")
+    assert {line["id"][0] for line in lines} == {"b"} and {line["group"][:7] for line in lines} == {"group b"}
+    new = FeatureStore(features.entry)
+    assert {split: new[split].ids.tolist() for split in new} == {
+        split: [name.replace("a", "b") for name in ids] for split, ids in old.items()
+    }
+    assert {split: new[split].numbers_in_text.tolist() for split in new} == numbers
+    # With the old names, the files have the old bytes.
+    write("a")
+    find_entry(cache, str(path))
+    shards_and_targets = [name for name in before if str(name).endswith(".h5") and "moments" not in str(name)]
+    assert all(contents(features.entry)[name] == before[name] for name in shards_and_targets)
 
 
 def test_single_vectors_and_a_dataset_of_tokens(fitted, tmp_path):

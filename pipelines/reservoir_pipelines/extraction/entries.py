@@ -28,6 +28,7 @@ from reservoir_cache import (
     Layout,
     ShardWriter,
     Spec,
+    SplitFeatures,
     check_space,
     path_below,
     repair,
@@ -41,7 +42,13 @@ from reservoir.errors import InputError
 from reservoir.file_checks import fits
 from reservoir.tasks.task import Task
 from reservoir_pipelines.output import count_text, notify, size_text
-from reservoir_pipelines.preparation.prepared import Prepared, data_digest, draw_rows, scaling_to_json
+from reservoir_pipelines.preparation.prepared import (
+    Prepared,
+    PreparedSplit,
+    data_digest,
+    draw_rows,
+    scaling_to_json,
+)
 
 if TYPE_CHECKING:
     from reservoir.plan.resolved import Plan
@@ -57,6 +64,9 @@ MIN_PART_TOKENS = 2**10  # words or tokens of a part, which then has several tex
 MAX_PART_TOKENS = 2**15  # so that a killed run loses little
 LOADED_AHEAD = 2  # parts of a block that are loaded before the model needs them
 POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
+
+# The targets of words or tokens that name neither texts nor groups, except the labels.
+UNNAMED_TARGETS = ("lengths", "index", "groups", "pointers", "token_ids", "spans", "numbers_in_text")
 
 Item = TypeVar("Item")
 
@@ -171,6 +181,37 @@ def write_labels(entry: Entry, prepared: Prepared, rows: Mapping[str, np.ndarray
         if np.array_equal(targets["ids"], index):
             del targets["ids"]
         write_targets(entry, split, targets | {"index": index})
+
+
+def text_names(
+    prepared: PreparedSplit, index: np.ndarray, text_of_row: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the targets that name the texts and groups of a split whose rows are words or tokens.
+
+    ``index`` (texts,) has the numbers of the prepared texts, and ``text_of_row`` (rows,) the place in it of each row's
+    text.
+    """
+    names = {}
+    if prepared.group_names is not None:
+        names["group_names"] = prepared.group_names[index][text_of_row]
+    # An entry without ids names the texts by their numbers.
+    text_ids = prepared.ids[index]
+    if not np.array_equal(text_ids, index):
+        names["text_ids"] = text_ids
+    return names
+
+
+def rename_texts(entry: Entry, prepared: Prepared, rows: Mapping[str, np.ndarray]) -> None:
+    """Write the present ids and names of groups of an entry whose rows are words or tokens, unless it has them.
+
+    ``rows`` has the numbers of the entry's texts in each split of the prepared data. The other targets stay as they
+    are, because only a tokenizer could make them anew.
+    """
+    for split, index in rows.items():
+        stored = SplitFeatures(entry, split)
+        targets = {"y": stored.labels} | {name: getattr(stored, name) for name in UNNAMED_TARGETS}
+        text_of_row = np.repeat(np.arange(len(index)), np.diff(targets["pointers"]))
+        write_targets(entry, split, targets | text_names(prepared.split(split), index, text_of_row))
 
 
 def data_record(prepared: Prepared) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from reservoir.inputs.native import TextReader
 from reservoir.inputs.text_tokens import TextTokens, read_tokens
 from reservoir.loaded_model import LoadedModel
 from reservoir.tasks.task import Split, Task
+from reservoir_pipelines.extraction.entries import text_names
 from reservoir_pipelines.preparation.prepared import Prepared
 
 TEXTS = 256  # texts that are tokenized at a time
@@ -94,14 +95,13 @@ class EntryTokens:
         return load_tokens(model, self.tokens[split].part(low, high), batch_rows)
 
     def write_labels(self, entry: Entry) -> None:
-        """Write labels, texts, groups, token IDs and spans of the rows of an entry, unless it has them."""
+        """Write labels, texts, groups, token IDs, spans and numbers of the rows of an entry, unless it has them."""
         for split, index in self.rows.items():
             tokens = self.tokens[split]
             prepared = self.prepared.split(split)
             text_of_row = tokens.texts  # the number of the text of each row, among those of ``index``
             # Words and tokens of one text are alike, so that a text is a group of its own if texts have no groups.
             groups = self._text_groups(split) if prepared.groups is None else prepared.groups
-            text_ids = prepared.ids[index]
             targets = {
                 "y": self._labels(split),
                 "lengths": np.ones(len(tokens), np.uint8),
@@ -111,12 +111,9 @@ class EntryTokens:
                 "token_ids": tokens.token_ids,
                 "spans": tokens.spans,
             }
-            if prepared.group_names is not None:
-                targets["group_names"] = prepared.group_names[index][text_of_row]
-            # An entry without ids names the texts by their numbers.
-            if not np.array_equal(text_ids, index):
-                targets["text_ids"] = text_ids
-            write_targets(entry, split, targets)
+            if self.task.labels_words:
+                targets["numbers_in_text"] = tokens.labelled
+            write_targets(entry, split, targets | text_names(prepared, index, text_of_row))
 
     def _text_groups(self, split: str) -> np.ndarray:
         """Return the group of each prepared text of a split, (texts,): its number among the texts of all splits."""

@@ -27,7 +27,7 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.data.table import data_exists
-from reservoir_pipelines.extraction.entries import prepared_folder, row_count, write_labels
+from reservoir_pipelines.extraction.entries import prepared_folder, rename_texts, row_count, write_labels
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
@@ -230,7 +230,7 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled:
     def matches(entry: Entry) -> bool:
         """Return whether an entry has the required settings and, for a file, its present content.
 
-        An entry of a file gets the present ids of its rows.
+        An entry of a file gets the present ids of its rows, and the present names of their groups.
         """
         settings = _settings(entry)
         if not required.items() <= settings.items():
@@ -319,13 +319,14 @@ def _refuse_unreadable(readings: Sequence[Prepared | InputError], *, labelled: b
 
 
 def _is_of_data(entry: Entry, prepared: Prepared, limit: int | None) -> bool:
-    """Return whether the rows of an entry are up to ``limit`` rows of prepared data; if so, update its ids."""
+    """Return whether the rows of an entry are up to ``limit`` rows of prepared data; if so, update its names."""
     rows = draw_rows(prepared, limit)
     if entry.spec.data.digest != data_digest(prepared, rows):
         return False
-    # Ids may have changed, because they are not part of the digest. Words and tokens have the ids of their texts, which
-    # `write_labels` cannot write.
-    if not Task.from_dict(entry.spec.task).labels_text_tokens:
+    # Ids and names of groups may have changed, because they are not part of the digest.
+    if Task.from_dict(entry.spec.task).labels_text_tokens:
+        rename_texts(entry, prepared, rows)
+    else:
         write_labels(entry, prepared, rows)
     return True
 

@@ -58,17 +58,13 @@ class LabelledRows:
     @classmethod
     def of(cls, rows: SplitFeatures, units: np.ndarray | None = None) -> "LabelledRows":
         """Return the rows of a split of an entry, with the ``units`` of test rows."""
-        numbers = None
-        # If rows are words or tokens, those of text i are pointers[i] to pointers[i + 1].
-        if (pointers := rows.pointers) is not None:
-            first_row_of_text = np.repeat(pointers[:-1], np.diff(pointers))  # of the text of each row
-            numbers = np.arange(rows.rows) - first_row_of_text
+        rows_are_words_or_tokens = rows.pointers is not None
         return cls(
             ids=rows.ids,
             y=rows.labels,
             groups=rows.groups,
             group_names=rows.group_names,
-            numbers=numbers,
+            numbers=rows.numbers_in_text if rows_are_words_or_tokens else None,
             units=units,
         )
 

@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from reservoir.column import Column
 from reservoir.errors import InputError, as_input_error, writing
-from reservoir.inputs.native import PixelReader, SoundReader, TextReader
+from reservoir.inputs.native import PixelReader, Reader, SoundReader, TextReader
 from reservoir.options import OutOptions
 from reservoir.readouts.linear import LinearReadout
 from reservoir.sequence_model import Branch, PixelsModel, RawInput, SequenceModel, TokensModel
@@ -98,7 +98,9 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     card = path.with_name(f"{path.name}.json")
     reader = module.reader
     reader_path = None
-    description = _describe(bundle, path.name, to, traced)
+    remarks = _remarks_on_texts(bundle, reader)
+    notify(*remarks.values())
+    description = _describe(bundle, path.name, to, traced) | remarks
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(reader, TextReader | PixelReader):
@@ -279,6 +281,24 @@ def _describe(bundle: Bundle, name: str, to: str, traced: Traced) -> dict[str, A
         "parts": [part.to_dict() for part in bundle.parts],
         "scores": bundle.scores,
     }
+
+
+def _remarks_on_texts(bundle: Bundle, reader: Reader | None) -> dict[str, str]:
+    """Return what a user of the exported tokenizer must know of texts, by the keys of the description."""
+    if not isinstance(reader, TextReader):
+        return {}
+    remarks: dict[str, str] = {}
+    if reader.template:
+        remarks["texts"] = (
+            "the tokenizer reads chats that apply_chat_template of transformers has rendered with the model's chat "
+            "template, and adds no special tokens"
+        )
+    if any(part.reservoir and part.reservoir.long == "windows" for part in bundle.parts):
+        remarks["long_texts"] = (
+            f"the tokenizer cuts texts after {reader.max_tokens:,} tokens; longer ones have other logits than those "
+            "of predict, which reads them in pieces (--long windows)"
+        )
+    return remarks
 
 
 def _write(traced: Traced, to: str, path: Path) -> None:
