@@ -44,6 +44,12 @@ class Source:
         """The description of the task."""
         raise NotImplementedError
 
+    @property
+    def row_kinds(self) -> list[str]:
+        """The kinds of rows that `train` can read at a step, the default first: new, augmented or stored ones."""
+        is_possible = {"fresh": self.endless, "augmented": self.augments, "stored": True}
+        return [kind for kind, possible in is_possible.items() if possible]
+
     def settings(self) -> Mapping[str, Any]:
         """Return what the rows depend on besides the files: the fields of a source, except its folder of files."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "data"}

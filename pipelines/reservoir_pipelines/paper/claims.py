@@ -231,20 +231,21 @@ def size_of(result: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[st
 def _training_rows(cell: Mapping[str, Any]) -> str:
     """Return which training rows a cell reads, such as "2,000 training rows".
 
-    As in `train`, a task that draws its own rows has new ones at every step, and one that augments its images has
-    another view of each row in every epoch, unless the features are cached or the setting ``rows`` is ``stored``.
+    A training reads rows of the first kind that its task has, unless the setting ``rows`` names another, or features of
+    stored rows are cached. Rows of ListOps are taken to be generated, because the folder of data is no setting.
     """
     settings = cell["settings"]
     parameters = settings.get("parameters", {})
     counts = [count for count in (settings.get("limit"), parameters.get("train_rows")) if count]
     stored_rows = f"{min(counts):,} training rows" if counts else "all training rows"
     is_training = cell["stage"] == "train" and cell["task"] in TASKS
-    if not is_training or settings.get("from_cache") or settings.get("rows") == "stored":
+    if not is_training or settings.get("from_cache"):
         return stored_rows
-    source = task_named(cell["task"], **parameters)
-    if source.endless:
-        return "new training rows at every step"
-    return f"{stored_rows}, augmented" if source.augments else stored_rows
+    row_kind = settings.get("rows", "auto")
+    if row_kind == "auto":
+        row_kind = task_named(cell["task"], **parameters).row_kinds[0]
+    texts = {"fresh": "new training rows at every step", "augmented": f"{stored_rows}, augmented"}
+    return texts.get(row_kind, stored_rows)
 
 
 def _is_small(backbone: str) -> bool:

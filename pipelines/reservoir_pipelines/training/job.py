@@ -252,10 +252,8 @@ def _row_kind(task: str, generator: Source, options: TrainOptions) -> str:
 
     Raise `InputError` if the options name a kind that the task, or the cache, does not have.
     """
-    row_kinds = ["stored"]
-    if not options.from_cache:  # the cache has features of stored rows only
-        is_possible = {"fresh": generator.endless, "augmented": generator.augments}
-        row_kinds = [*(kind for kind, possible in is_possible.items() if possible), "stored"]
+    # The cache has features of stored rows only.
+    row_kinds = ["stored"] if options.from_cache else generator.row_kinds
     if options.rows not in ("auto", *row_kinds):
         raise InputError(
             f"--rows {options.rows}: neither task {task!r} nor the cache has such rows", "use --rows stored"
