@@ -254,7 +254,7 @@ def toml(value: Any) -> str:
 # Single flipped bits in every stored file are detected, or the values read stay the same.
 
 
-FOUND = "found"
+NOTICED = "noticed"
 
 
 def flip_some(root: Path, number: int, seed: int) -> Iterator[Count]:
@@ -275,8 +275,9 @@ def flip_some(root: Path, number: int, seed: int) -> Iterator[Count]:
     }
     draw = random.Random(seed)
     for kind, (files, read) in kinds.items():
-        count, wanted = Count(f"one bit flipped: {kind}"), read()
-        if wanted == FOUND:
+        count = Count(f"one bit flipped: {kind}")
+        intact = read()
+        if intact == NOTICED:
             raise RuntimeError(f"{kind}: nothing to read")
         for _ in range(-(-number // len(kinds))):
             path = draw.choice([file for file in files if file.stat().st_size])
@@ -284,38 +285,39 @@ def flip_some(root: Path, number: int, seed: int) -> Iterator[Count]:
             flip(path, place, bit)
             reader._checked.clear()  # as in a new process
             try:
-                found = _found(read)
+                content = _content_or_notice(read)
             except Exception as error:
-                found = repr(error)
+                content = repr(error)
             flip(path, place, bit)
-            count.add(found in (FOUND, wanted), f"{path.relative_to(root)}, byte {place}, bit {bit}: {str(found)[:99]}")
+            spot = f"{path.relative_to(root)}, byte {place}, bit {bit}"
+            count.add(content in (NOTICED, intact), f"{spot}: {str(content)[:99]}")
         yield count
 
 
-def _found(read: Callable[[], Any]) -> Any:
+def _content_or_notice(read: Callable[[], Any]) -> Any:
+    """Return what a reader returns, or `NOTICED` if it refuses the file in one line."""
     try:
         return read()
     except (InputError, CacheError) as error:
-        return FOUND if "\n" not in str(error) else str(error)
+        return NOTICED if "\n" not in str(error) else str(error)
 
 
 def _features(entry: Path) -> Any:
     store = FeatureStore(entry)
-    made = store.entry
     return [
         (split, column, store[split][column].tobytes(), store[split].labels.tobytes(), store[split].index.tobytes())
-        for split in made.splits
+        for split in store.entry.splits
         for column in store[split].columns
     ]
 
 
 def _moments(entry: Path) -> Any:
-    made = FeatureStore(entry).entry
+    opened = FeatureStore(entry).entry
     names = [path.stem for path in sorted(entry.glob("moments/*.h5"))]
-    kept = [load_arrays(made, name) for name in names]
-    if not all(kept):
-        return FOUND  # computed again
-    return [(name, array.tobytes()) for part in kept if part for name, array in part[0].items()]
+    moments = [load_arrays(opened, name) for name in names]
+    if not all(moments):
+        return NOTICED  # computed again
+    return [(name, array.tobytes()) for part in moments if part for name, array in part[0].items()]
 
 
 def _prepared(folder: Path) -> Any:
