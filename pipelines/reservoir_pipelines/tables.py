@@ -150,7 +150,7 @@ class FitScores:
     evaluation: Evaluation  # of ``best`` on the test rows
     against: Sequence[str]  # a sentence about each comparison with a baseline
     layer_scores: Sequence[LayerScore]  # of the best column of each layer; empty for fewer than two layers
-    curve: Sequence[CurvePoint]  # learning curve; empty if it was not asked for
+    curve: Sequence[CurvePoint]  # learning curve of ``reservoir``; empty if it was not asked for
     # Thresholds for given rates of false positives; often none.
     operating_points: Sequence[OperatingPoint] = ()
 
@@ -202,7 +202,7 @@ class FitScores:
         if self.operating_points:
             tables.append(operating_table(self.operating_points, self.evaluation))
         if self.curve:
-            tables.append(curve_table(self.best, self.curve))
+            tables.append(curve_table(self.reservoir, self.curve))
         return tables
 
     def readouts(self) -> ResultTable:
@@ -366,9 +366,9 @@ def difference_ends(interval: Sequence[float] | None, metric: str) -> str:
     return " to ".join(signed_difference(end, metric) for end in interval or ())
 
 
-def curve_table(best: Result, curve: Sequence[CurvePoint]) -> ResultTable:
-    """Return the learning curve of the best columns."""
-    metric = best.metric
+def curve_table(reservoir: Result, curve: Sequence[CurvePoint]) -> ResultTable:
+    """Return the learning curve of the columns of the best readout of the reservoir."""
+    metric = reservoir.metric
     rows = [
         (
             f"{point.rows:,}",
@@ -379,7 +379,7 @@ def curve_table(best: Result, curve: Sequence[CurvePoint]) -> ResultTable:
         for point in curve
     ]
     columns = (*numbers("training rows", "valid", "test"), *texts("lowest to highest draw"))
-    return ResultTable(columns, rows, f"{best.title}: {metric.replace('_', ' ')}")
+    return ResultTable(columns, rows, f"{reservoir.title}: {metric.replace('_', ' ')}")
 
 
 def evaluation_facts(evaluation: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
