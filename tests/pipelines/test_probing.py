@@ -14,6 +14,7 @@ from reservoir_pipelines import extract, fit, report, twin
 from reservoir_pipelines.fitting import folds
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.control import SymbolLabels
+from reservoir_pipelines.fitting.fit import fit_and_score
 from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
@@ -30,6 +31,7 @@ from reservoir import InputError
 from reservoir.column import parse_columns
 from reservoir.features import forward
 from reservoir.loaded_model import load_model
+from reservoir.options import DeviceOptions, FitOptions
 from reservoir.readouts.directions import ReadColumn
 from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.readouts.paired import mcnemar, paired_interval
@@ -101,6 +103,21 @@ def test_class_weights_follow_the_random_labels(digits, tmp_path):
         labels = ridge_labels(x, y, new, result.best.alpha, weights)
         scores.append(balanced_accuracy_score(digits["test"].labels[:, 0, 0], labels))
     assert result.best.control_score == pytest.approx(np.mean(scores), abs=1e-9)
+
+
+def test_a_control_of_balanced_labels_of_steps_is_scored_over_all_steps_as_the_readout_is(tmp_path):
+    # Rows with 2 to 8 labels of equal shares would have the mean over the labels, whose class shares differ here.
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(90, 4, 1))
+    np.savez(tmp_path / "steps.npz", x=x, y=(x[:, :, 0] > [-1.5, -0.5, 0.5, 1.5]).astype(int))
+    features = extract(tmp_path / "steps.npz", cache=tmp_path / "cache", store="float32", compute="float32", **SMALL)
+    options = FitOptions(columns="block01/all", class_weight="balanced", control=True, out=tmp_path / "fit")
+    scored = fit_and_score(features, options, DeviceOptions())
+    x, y = (np.concatenate(part) for part in (features["test"].read("block01/all"), features["test"].labels[..., 0]))
+    final = scored.finals.best
+    scores = [balanced_accuracy_score(y, readout.predict(x)[:, 0]) for readout in final.control.readouts]
+    assert scored.fit.reservoir.test_score == pytest.approx(balanced_accuracy_score(y, final.readout.predict(x)[:, 0]))
+    assert scored.fit.reservoir.control_score == pytest.approx(np.mean(scores))
 
 
 def test_logistic_readouts_are_fitted_to_the_labels_of_each_draw(digits):
