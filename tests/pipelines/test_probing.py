@@ -336,6 +336,17 @@ def test_texts_keep_the_tokenizer_and_get_other_embeddings(cache, tmp_path, call
     assert code == 0 and len(json.loads(text)["predictions"]["label"]) == 60
 
 
+def test_labels_of_every_token_have_a_row_for_each_layer(tmp_path, tiny_gpt2):
+    # By default, the columns of two layers stand side by side, and belong to neither.
+    path = write_csv(tmp_path / "ss.csv", proteins(30), "sequence,label")
+    model = {"backbone": str(tiny_gpt2), "layers": "embed,block01", "cache": tmp_path / "cache"}
+    result = twin(path, **model, select="valid", alphas="1:1:1")
+    assert [contrast.layer for contrast in result.layers] == ["embed", "block01"]
+    for contrast in result.layers:
+        alone = fit(result.untrained, columns=f"{contrast.layer}/all", select="valid", alphas="1:1:1")
+        assert contrast.untrained.test_score == alone.best.test_score
+
+
 def test_both_models_have_the_labels_of_the_call_in_whatever_folder_it_is_made(tmp_path, call, monkeypatch):
     for folder, labels in (("here", "ab" * 15), ("there", "a" * 15 + "b" * 15)):
         (tmp_path / folder).mkdir()

@@ -143,7 +143,8 @@ def _default_columns(
 ) -> tuple[tuple[Columns, ...], Columns | None]:
     """Return the default candidates of a task, and the one that is chosen unless another is clearly better.
 
-    The latter is None if the best is chosen. With ``every_column``, each column alone is one more candidate.
+    The latter is None if the best is chosen. With ``every_column``, each column alone is one more candidate, unless the
+    task is a forecast, whose columns all stand beside the raw past.
     """
     task = known.task
     # The rules for windows of values and symbols hold for a single model that reads such windows.
@@ -163,8 +164,8 @@ def _default_columns(
             tuple(column for column in candidate if column != ROLLING) for candidate in candidates
         )
     default = default_columns(candidates, task)
-    if every_column and not (task.horizon or task.labels_each_token):
-        candidates = tuple(dict.fromkeys([*candidates, *((column,) for column in known.widths)]))
+    if every_column and not task.horizon:
+        candidates = tuple(dict.fromkeys([*candidates, *((column,) for column in known.columns)]))
     return candidates, default
 
 
