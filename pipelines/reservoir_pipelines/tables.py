@@ -361,13 +361,30 @@ def twin_table(twin: Twin) -> ResultTable:
     return ResultTable(columns, rows, f"{metric_name} on {rows_text}{raw}; {unit}, paired{groups}")
 
 
+def twin_probing_table(twin: Twin) -> ResultTable | None:
+    """Return the control tasks and code lengths of each layer of both models; None if they were not requested."""
+    contrasts = [*twin.layers, twin.chosen]
+    results = [result for contrast in contrasts for result in (contrast.trained, contrast.untrained)]
+    rows = [
+        (contrast.layer or "chosen", model, result.title, score_text(result.test_score, result.metric))
+        for contrast in contrasts
+        for model, result in (("trained", contrast.trained), ("untrained", contrast.untrained))
+    ]
+    scores = ResultTable((*texts("layer", "model", "column"), *numbers("test")), rows)
+    table = with_probing(scores, results)
+    return table if len(table.columns) > len(scores.columns) else None
+
+
 def difference_ends(interval: Sequence[float] | None, metric: str) -> str:
     """Return the ends of the interval of a difference as text, or "" if there is none."""
     return " to ".join(signed_difference(end, metric) for end in interval or ())
 
 
-def curve_table(reservoir: Result, curve: Sequence[CurvePoint]) -> ResultTable:
-    """Return the learning curve of the columns of the best readout of the reservoir."""
+def curve_table(reservoir: Result, curve: Sequence[CurvePoint], model: str = "") -> ResultTable:
+    """Return the learning curve of the columns of the best readout of the reservoir.
+
+    The title begins with the name of the ``model``, if there are curves of several.
+    """
     metric = reservoir.metric
     rows = [
         (
@@ -379,7 +396,8 @@ def curve_table(reservoir: Result, curve: Sequence[CurvePoint]) -> ResultTable:
         for point in curve
     ]
     columns = (*numbers("training rows", "valid", "test"), *texts("lowest to highest draw"))
-    return ResultTable(columns, rows, f"{reservoir.title}: {metric.replace('_', ' ')}")
+    title = f"{model}, {reservoir.title}" if model else reservoir.title
+    return ResultTable(columns, rows, f"{title}: {metric.replace('_', ' ')}")
 
 
 def evaluation_facts(evaluation: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:

@@ -315,6 +315,35 @@ def test_the_plot_has_a_line_for_each_model_and_the_raw_input():
     np.testing.assert_allclose(lines["raw input"], 65)
 
 
+def test_a_twin_and_seeds_show_what_the_options_of_probing_add(cache, tiny_gpt2, call, tmp_path):
+    layers = ["--layers", "embed,block01", "--pool", "mean"]
+    model = ["--backbone", tiny_gpt2, "--limit", 60, *layers]
+    options = ["--select", "cv3", "--alphas", "1:1:1", "--control", "--mdl", "--curve", "20,40"]
+    # The tables of the first call are those of the saved result.
+    for _ in range(2):
+        code, out, _ = call("twin", "digits", *model, *options, "--out", tmp_path)
+        assert code == 0
+        heading, _, *lines = out.split("\n\n")[1].splitlines()
+        assert heading.split()[-5:] == ["test", "control", "selectivity", "bits", "compression"]
+        assert [line.split()[:2] for line in lines] == [
+            [layer, model] for layer in ("embed", "block01", "chosen") for model in ("trained", "untrained")
+        ]
+        values = json.loads((tmp_path / "twin.json").read_text())
+        assert f"{values['layers'][1]['untrained']['control_score']:.1%}" in lines[3].split()
+        for name in ("trained", "untrained"):
+            curve = json.loads((tmp_path / name / "fit.json").read_text())["curve"]
+            title, _, _, *points = out.partition(f"{name} model, ")[2].split("\n\n")[0].splitlines()
+            assert title.endswith(": accuracy")
+            assert [line.split()[:3] for line in points] == [
+                [str(point["rows"]), f"{point['valid_score']:.1%}", f"{point['test_score']:.1%}"] for point in curve
+            ]
+    assert call("extract", "digits", "--init", "random", *model)[0] == 0
+    code, out, _ = call("fit", "digits", "--init", "random", "--seeds", 2, "--alphas", "1:1:1", "--curve", "20,40")
+    assert code == 0 and "seed 0, " in out and "seed 1, " in out
+    code, out, _ = call("twin", "digits", *model, *options[:4], "--out", tmp_path)
+    assert code == 0 and "selectivity" not in out and "training rows" not in out
+
+
 def test_texts_keep_the_tokenizer_and_get_other_embeddings(cache, tmp_path, call):
     folder = save_with_tokenizer("bert", tmp_path / "bert")
     file = write_texts(tmp_path / "pets.jsonl", 60)
