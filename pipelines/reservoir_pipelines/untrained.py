@@ -22,9 +22,9 @@ from reservoir.file_checks import from_json
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir.readouts.paired import Difference
-from reservoir_pipelines.extraction.extract import Extraction, extract
+from reservoir_pipelines.extraction.extract import Extraction, extract, resolved_plan
 from reservoir_pipelines.files import read_checked, write_checked
-from reservoir_pipelines.fitting.fit import ScoredFit, fit_and_score
+from reservoir_pipelines.fitting.fit import ScoredFit, check_options, fit_and_score
 from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.refit import FinalReadout
 from reservoir_pipelines.fitting.results import Against, Result
@@ -147,6 +147,14 @@ class Twin(Record):
 def twin(task: str, extraction: ExtractOptions, options: FitOptions, place: DeviceOptions) -> Twin:
     """Compare a trained model with its untrained twin and the raw input; see `api.twin`."""
     started = time.monotonic()
+    # Both extractions may take hours, so what cannot work is refused before them.
+    plan = resolved_plan(task, extraction)
+    if plan.reservoir.init in ("random", "random-flat", "tied"):
+        raise InputError(
+            f"twin: the model itself is untrained (--init {plan.reservoir.init})",
+            "name a pretrained backbone, as in --backbone gpt2",
+        )
+    check_options(options, plan.task, plan.columns)
     trained = extract(task, extraction)
     untrained = _extract_untrained(task, trained, extraction)
     entries = trained.store.entry, untrained.store.entry
@@ -173,11 +181,6 @@ def twin(task: str, extraction: ExtractOptions, options: FitOptions, place: Devi
 def _extract_untrained(task: str, trained: Extraction, options: ExtractOptions) -> Extraction:
     """Return the features of the same model with random weights, extracted with the resolved options of the trained."""
     entry = trained.store.entry
-    if entry.spec.init.kind in ("random", "random-flat", "tied"):
-        raise InputError(
-            f"twin: the model itself is untrained (--init {entry.spec.init.kind})",
-            "name a pretrained backbone, as in --backbone gpt2",
-        )
     # The defaults that the trained model got hold for both, even where they depend on the weights.
     settings = without_where(entry.made_with["call"]["settings"])
     # An earlier call may have created the entry, with other columns than those of this one. The layers and poolings

@@ -395,9 +395,25 @@ def test_both_models_have_the_labels_of_the_call_in_whatever_folder_it_is_made(t
     assert trained == untrained
 
 
-@pytest.mark.parametrize("model", [("--init", "random"), ("--backbone", "kernels")])
-def test_a_model_without_trained_weights_is_refused(model, cache, refusal, narrow_mini):
-    assert "untrained" in refusal("twin", "digits", "--limit", "60", *model)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--init", "random"), "the model itself is untrained (--init random)"),
+        (("--backbone", "kernels"), "the model itself is untrained (--init random)"),
+        (("--layers", "embed", "--columns", "block01/mean"), "column 'block01/mean': not cached"),
+        (("--curve", "5", "--readout", "logistic"), "--curve 5: a learning curve needs --readout ridge"),
+        (("--control", "--readout", "sklearn.svm.LinearSVC:C=1"), "readouts have no control task"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_an_extraction(options, message, cache, refusal, narrow_mini):
+    assert message in refusal("twin", "digits", "--limit", "60", *options)
+    assert not (cache / "features").exists()
+
+
+def test_data_without_labels_are_refused_before_an_extraction(cache, refusal, narrow_mini, tmp_path):
+    (tmp_path / "s.fasta").write_text("".join(f">r{number}\n{'ACGT' * 3}\n" for number in range(30)))
+    assert "no labels" in refusal("twin", tmp_path / "s.fasta")
+    assert not (cache / "features").exists()
 
 
 # A vector that is added to all hidden states of a layer moves the scores of a readout as its gradient says.
