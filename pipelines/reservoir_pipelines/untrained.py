@@ -27,6 +27,7 @@ from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.fit import ScoredFit, check_options, fit_and_score
 from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.refit import FinalReadout
+from reservoir_pipelines.fitting.results import SUMMARY as FIT_SUMMARY
 from reservoir_pipelines.fitting.results import Against, Result
 from reservoir_pipelines.fitting.verdicts import compared_with, difference_on_test
 from reservoir_pipelines.output import Record, as_json, notify
@@ -220,8 +221,9 @@ def _default_folder(entry: Entry, key: str) -> Path:
 
 
 def _read_saved(folder: Path, key: str) -> Twin | None:
-    """Return the result that an earlier call with the same key saved in a folder; None if there is none."""
-    if not (folder / SUMMARY).is_file():
+    """Return the result that an earlier call with the same key saved in a folder; None unless all of it is there."""
+    files = [folder / SUMMARY, *(folder / model / FIT_SUMMARY for model in ("trained", "untrained"))]
+    if not all(file.is_file() for file in files):
         return None
     try:
         values = read_checked(folder / SUMMARY)

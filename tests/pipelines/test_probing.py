@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -290,6 +291,9 @@ def test_a_second_call_returns_the_saved_result_unless_an_option_or_the_file_dif
     saved = result.saved.read_text()
     result.saved.write_text(saved.replace('"metric"', '"metrik"', 1))
     assert not twin("digits", **call).reused
+    # The folders of both fits are a part of the result.
+    shutil.rmtree(result.saved.parent / "untrained")
+    assert not twin("digits", **call).reused and (result.saved.parent / "untrained" / "fit.json").is_file()
 
 
 def test_only_the_columns_of_the_call_are_compared_whatever_else_the_entries_have(digits_twin):
