@@ -308,7 +308,8 @@ def compare(arguments: CompareArguments) -> Comparison:
 
     Rows are paired by their ids in ``predictions.csv``; rows that only one of them has are counted
     and left out. The difference of the scores has a paired 95% interval and a p-value, over groups if
-    the rows have groups. Two checkpoints, models or columns are compared by a fit of each.
+    the rows have groups. Two checkpoints, models or columns are compared by a fit of each. If a fit
+    saved a baseline, its best readout of the reservoir is compared, and a line says so.
 
     Examples
     --------

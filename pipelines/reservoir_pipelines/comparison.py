@@ -1,10 +1,11 @@
 """The stage ``compare``: pairs the predictions of two fits or runs on the same test rows."""
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from reservoir.readouts.evaluation import balanced_interval, evaluate_labels
 from reservoir.readouts.linear import metric_name
 from reservoir.readouts.paired import paired_difference
 from reservoir_pipelines.files import read_checked
-from reservoir_pipelines.fitting.predictions_csv import BEST, GROUP, GROUP_NUMBER, PREDICTIONS
+from reservoir_pipelines.fitting.predictions_csv import BEST, GROUP, GROUP_NUMBER, PREDICTIONS, RESERVOIR
 from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.training.run_folder import RESULT
@@ -40,7 +41,7 @@ class Comparison(Record):
     only_first, only_second : int
         Numbers of test rows that only one of them predicts.
     first_score, second_score : float
-        Scores of the readout that each of them saved.
+        Scores of the model of a run, or of the best readout of the reservoir, even if the fit saved a baseline.
     first_interval, second_interval : tuple of (float, float), optional
         95% intervals of the scores over rows, or over their groups or units.
     difference : float
@@ -73,7 +74,7 @@ LabelPair = tuple[str, str]  # the true label and the predicted one
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Predictions:
-    """The test predictions of the readout that a fit or run saved."""
+    """The test predictions of a run's model, or of the best readout of a fit's reservoir."""
 
     folder: Path
     metric: str  # by which the readout was chosen
@@ -165,16 +166,23 @@ def _read(path: Path) -> _Predictions:
         summary_values = read_checked(summary)
         evaluation = summary_values["evaluation"]
         classes = tuple(map(str, evaluation["classes"]))
+        column = _compared_column(summary_values, folder)
         for line in _lines(file):
             # Files with one label in each row have no columns for tokens and outputs.
             place = line.get("token", ""), line.get("output", "")
+            # With very many labels, the file has one column of predictions (see `MAX_PREDICTIONS`).
+            if column == RESERVOIR and column not in line:
+                raise InputError(
+                    f"{file}: too large to hold the predictions of the reservoir beside those of a baseline",
+                    "run fit again with --columns, which saves no baseline",
+                )
             labels = rows.setdefault(line["id"], {})
             if place in labels:
                 raise InputError(
                     f"{file}: several test rows have the id {line['id']!r}, so they cannot be paired",
                     "give each row another id",
                 )
-            labels[place] = line["label"], line[BEST]
+            labels[place] = line["label"], line[column]
             group = next((line[name] for name in ("unit", GROUP, GROUP_NUMBER) if name in line), None)
             if group is not None:
                 groups[line["id"]] = group
@@ -185,6 +193,19 @@ def _read(path: Path) -> _Predictions:
             )
     metric = summary_values.get("metric", "")
     return _Predictions(folder=folder, metric=metric, classes=classes, rows=rows, groups=groups)
+
+
+def _compared_column(summary: Mapping[str, Any], folder: Path) -> str:
+    """Return the column of the predictions that are compared; print a line if they are not those of the saved readout.
+
+    Fits of two models on the same rows have the same baselines, which would show nothing of the models.
+    """
+    best = summary.get("best")  # None for a run of `train`
+    saved_baseline = summary.get("reservoir", best) != best
+    if not saved_baseline:
+        return BEST
+    notify(f"{folder}: its fit saved a baseline ({summary['title']}); the reservoir is compared")
+    return RESERVOIR
 
 
 def _lines(file: Path) -> Iterator[dict[str, str]]:

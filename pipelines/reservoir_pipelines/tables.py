@@ -150,7 +150,7 @@ class FitScores:
     evaluation: Evaluation  # of ``best`` on the test rows
     against: Sequence[str]  # a sentence about each comparison with a baseline
     layer_scores: Sequence[LayerScore]  # of the best column of each layer; empty for fewer than two layers
-    curve: Sequence[CurvePoint]  # learning curve; empty if it was not asked for
+    curve: Sequence[CurvePoint]  # learning curve of ``reservoir``; empty if it was not asked for
     # Thresholds for given rates of false positives; often none.
     operating_points: Sequence[OperatingPoint] = ()
 
@@ -202,7 +202,7 @@ class FitScores:
         if self.operating_points:
             tables.append(operating_table(self.operating_points, self.evaluation))
         if self.curve:
-            tables.append(curve_table(self.best, self.curve))
+            tables.append(curve_table(self.reservoir, self.curve))
         return tables
 
     def readouts(self) -> ResultTable:
@@ -361,14 +361,31 @@ def twin_table(twin: Twin) -> ResultTable:
     return ResultTable(columns, rows, f"{metric_name} on {rows_text}{raw}; {unit}, paired{groups}")
 
 
+def twin_probing_table(twin: Twin) -> ResultTable | None:
+    """Return the control tasks and code lengths of each layer of both models; None if they were not requested."""
+    contrasts = [*twin.layers, twin.chosen]
+    results = [result for contrast in contrasts for result in (contrast.trained, contrast.untrained)]
+    rows = [
+        (contrast.layer or "chosen", model, result.title, score_text(result.test_score, result.metric))
+        for contrast in contrasts
+        for model, result in (("trained", contrast.trained), ("untrained", contrast.untrained))
+    ]
+    scores = ResultTable((*texts("layer", "model", "column"), *numbers("test")), rows)
+    table = with_probing(scores, results)
+    return table if len(table.columns) > len(scores.columns) else None
+
+
 def difference_ends(interval: Sequence[float] | None, metric: str) -> str:
     """Return the ends of the interval of a difference as text, or "" if there is none."""
     return " to ".join(signed_difference(end, metric) for end in interval or ())
 
 
-def curve_table(best: Result, curve: Sequence[CurvePoint]) -> ResultTable:
-    """Return the learning curve of the best columns."""
-    metric = best.metric
+def curve_table(reservoir: Result, curve: Sequence[CurvePoint], model: str = "") -> ResultTable:
+    """Return the learning curve of the columns of the best readout of the reservoir.
+
+    The title begins with the name of the ``model``, if there are curves of several.
+    """
+    metric = reservoir.metric
     rows = [
         (
             f"{point.rows:,}",
@@ -379,7 +396,8 @@ def curve_table(best: Result, curve: Sequence[CurvePoint]) -> ResultTable:
         for point in curve
     ]
     columns = (*numbers("training rows", "valid", "test"), *texts("lowest to highest draw"))
-    return ResultTable(columns, rows, f"{best.title}: {metric.replace('_', ' ')}")
+    title = f"{model}, {reservoir.title}" if model else reservoir.title
+    return ResultTable(columns, rows, f"{title}: {metric.replace('_', ' ')}")
 
 
 def evaluation_facts(evaluation: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:

@@ -22,11 +22,12 @@ from reservoir.file_checks import from_json
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir.readouts.paired import Difference
-from reservoir_pipelines.extraction.extract import Extraction, extract
+from reservoir_pipelines.extraction.extract import Extraction, extract, resolved_plan
 from reservoir_pipelines.files import read_checked, write_checked
-from reservoir_pipelines.fitting.fit import ScoredFit, fit_and_score
+from reservoir_pipelines.fitting.fit import ScoredFit, check_options, fit_and_score
 from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.refit import FinalReadout
+from reservoir_pipelines.fitting.results import SUMMARY as FIT_SUMMARY
 from reservoir_pipelines.fitting.results import Against, Result
 from reservoir_pipelines.fitting.verdicts import compared_with, difference_on_test
 from reservoir_pipelines.output import Record, as_json, notify
@@ -147,6 +148,14 @@ class Twin(Record):
 def twin(task: str, extraction: ExtractOptions, options: FitOptions, place: DeviceOptions) -> Twin:
     """Compare a trained model with its untrained twin and the raw input; see `api.twin`."""
     started = time.monotonic()
+    # Both extractions may take hours, so what cannot work is refused before them.
+    plan = resolved_plan(task, extraction)
+    if plan.reservoir.init in ("random", "random-flat", "tied"):
+        raise InputError(
+            f"twin: the model itself is untrained (--init {plan.reservoir.init})",
+            "name a pretrained backbone, as in --backbone gpt2",
+        )
+    check_options(options, plan.task, plan.columns)
     trained = extract(task, extraction)
     untrained = _extract_untrained(task, trained, extraction)
     entries = trained.store.entry, untrained.store.entry
@@ -173,11 +182,6 @@ def twin(task: str, extraction: ExtractOptions, options: FitOptions, place: Devi
 def _extract_untrained(task: str, trained: Extraction, options: ExtractOptions) -> Extraction:
     """Return the features of the same model with random weights, extracted with the resolved options of the trained."""
     entry = trained.store.entry
-    if entry.spec.init.kind in ("random", "random-flat", "tied"):
-        raise InputError(
-            f"twin: the model itself is untrained (--init {entry.spec.init.kind})",
-            "name a pretrained backbone, as in --backbone gpt2",
-        )
     # The defaults that the trained model got hold for both, even where they depend on the weights.
     settings = without_where(entry.made_with["call"]["settings"])
     # An earlier call may have created the entry, with other columns than those of this one. The layers and poolings
@@ -217,8 +221,9 @@ def _default_folder(entry: Entry, key: str) -> Path:
 
 
 def _read_saved(folder: Path, key: str) -> Twin | None:
-    """Return the result that an earlier call with the same key saved in a folder; None if there is none."""
-    if not (folder / SUMMARY).is_file():
+    """Return the result that an earlier call with the same key saved in a folder; None unless all of it is there."""
+    files = [folder / SUMMARY, *(folder / model / FIT_SUMMARY for model in ("trained", "untrained"))]
+    if not all(file.is_file() for file in files):
         return None
     try:
         values = read_checked(folder / SUMMARY)

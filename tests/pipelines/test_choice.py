@@ -34,7 +34,8 @@ from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statisti
 from reservoir_pipelines.fitting.verdicts import raw_choice_notes
 from reservoir_pipelines.output import Meter
 from reservoir_pipelines.preparation.prepared import PreparedSplit
-from reservoir_pipelines.tables import FitScores
+from reservoir_pipelines.reports.views import fit_part
+from reservoir_pipelines.tables import FitScores, ResultTable
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
 from reservoir.column import RAW, Column, parse_columns
@@ -461,12 +462,16 @@ def test_the_best_baseline_is_saved_and_predicts(kind, tmp_path, capsys):
     # The last hidden state knows little of the whole sequence.
     options = {"layers": "embed", "pool": "last", "input": "gaussian", **MODEL}
     features = extract(str(file), cache=tmp_path / "cache", **options)
-    done = fit(features)
+    done = fit(features, curve="30")
     assert done.best in done.baselines and done.best.name != "raw"
     assert done.evaluation.scores["accuracy"] == done.best.test_score
     # The readout of the reservoir, to which the sentences refer, has its own line and its predictions.
     rows = FitScores.of(done, done.against).readouts().rows
     assert [row[0] for row in rows] == ["best", "reservoir", *["baseline"] * len(done.baselines)]
+    # The learning curve is that of the reservoir, too.
+    tables = [*FitScores.of(done, done.against).tables(), *fit_part(done.saved.parent, 1)["results"]]
+    titles = [table.title for table in tables if isinstance(table, ResultTable)]
+    assert titles.count(f"{done.reservoir.title}: accuracy") == 2
     table = pd.read_csv(done.predictions).query("split == 'test'")
     assert (table.reservoir == table.label).mean() == pytest.approx(done.reservoir.test_score)
     for against, baseline in zip(done.against, done.baselines, strict=True):

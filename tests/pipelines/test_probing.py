@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from reservoir_pipelines import extract, fit, report, twin
 from reservoir_pipelines.fitting import folds
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.control import SymbolLabels
+from reservoir_pipelines.fitting.fit import fit_and_score
 from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
@@ -30,6 +32,7 @@ from reservoir import InputError
 from reservoir.column import parse_columns
 from reservoir.features import forward
 from reservoir.loaded_model import load_model
+from reservoir.options import DeviceOptions, FitOptions
 from reservoir.readouts.directions import ReadColumn
 from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.readouts.paired import mcnemar, paired_interval
@@ -101,6 +104,21 @@ def test_class_weights_follow_the_random_labels(digits, tmp_path):
         labels = ridge_labels(x, y, new, result.best.alpha, weights)
         scores.append(balanced_accuracy_score(digits["test"].labels[:, 0, 0], labels))
     assert result.best.control_score == pytest.approx(np.mean(scores), abs=1e-9)
+
+
+def test_a_control_of_balanced_labels_of_steps_is_scored_over_all_steps_as_the_readout_is(tmp_path):
+    # Rows with 2 to 8 labels of equal shares would have the mean over the labels, whose class shares differ here.
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(90, 4, 1))
+    np.savez(tmp_path / "steps.npz", x=x, y=(x[:, :, 0] > [-1.5, -0.5, 0.5, 1.5]).astype(int))
+    features = extract(tmp_path / "steps.npz", cache=tmp_path / "cache", store="float32", compute="float32", **SMALL)
+    options = FitOptions(columns="block01/all", class_weight="balanced", control=True, out=tmp_path / "fit")
+    scored = fit_and_score(features, options, DeviceOptions())
+    x, y = (np.concatenate(part) for part in (features["test"].read("block01/all"), features["test"].labels[..., 0]))
+    final = scored.finals.best
+    scores = [balanced_accuracy_score(y, readout.predict(x)[:, 0]) for readout in final.control.readouts]
+    assert scored.fit.reservoir.test_score == pytest.approx(balanced_accuracy_score(y, final.readout.predict(x)[:, 0]))
+    assert scored.fit.reservoir.control_score == pytest.approx(np.mean(scores))
 
 
 def test_logistic_readouts_are_fitted_to_the_labels_of_each_draw(digits):
@@ -273,6 +291,9 @@ def test_a_second_call_returns_the_saved_result_unless_an_option_or_the_file_dif
     saved = result.saved.read_text()
     result.saved.write_text(saved.replace('"metric"', '"metrik"', 1))
     assert not twin("digits", **call).reused
+    # The folders of both fits are a part of the result.
+    shutil.rmtree(result.saved.parent / "untrained")
+    assert not twin("digits", **call).reused and (result.saved.parent / "untrained" / "fit.json").is_file()
 
 
 def test_only_the_columns_of_the_call_are_compared_whatever_else_the_entries_have(digits_twin):
@@ -298,6 +319,35 @@ def test_the_plot_has_a_line_for_each_model_and_the_raw_input():
     np.testing.assert_allclose(lines["raw input"], 65)
 
 
+def test_a_twin_and_seeds_show_what_the_options_of_probing_add(cache, tiny_gpt2, call, tmp_path):
+    layers = ["--layers", "embed,block01", "--pool", "mean"]
+    model = ["--backbone", tiny_gpt2, "--limit", 60, *layers]
+    options = ["--select", "cv3", "--alphas", "1:1:1", "--control", "--mdl", "--curve", "20,40"]
+    # The tables of the first call are those of the saved result.
+    for _ in range(2):
+        code, out, _ = call("twin", "digits", *model, *options, "--out", tmp_path)
+        assert code == 0
+        heading, _, *lines = out.split("\n\n")[1].splitlines()
+        assert heading.split()[-5:] == ["test", "control", "selectivity", "bits", "compression"]
+        assert [line.split()[:2] for line in lines] == [
+            [layer, model] for layer in ("embed", "block01", "chosen") for model in ("trained", "untrained")
+        ]
+        values = json.loads((tmp_path / "twin.json").read_text())
+        assert f"{values['layers'][1]['untrained']['control_score']:.1%}" in lines[3].split()
+        for name in ("trained", "untrained"):
+            curve = json.loads((tmp_path / name / "fit.json").read_text())["curve"]
+            title, _, _, *points = out.partition(f"{name} model, ")[2].split("\n\n")[0].splitlines()
+            assert title.endswith(": accuracy")
+            assert [line.split()[:3] for line in points] == [
+                [str(point["rows"]), f"{point['valid_score']:.1%}", f"{point['test_score']:.1%}"] for point in curve
+            ]
+    assert call("extract", "digits", "--init", "random", *model)[0] == 0
+    code, out, _ = call("fit", "digits", "--init", "random", "--seeds", 2, "--alphas", "1:1:1", "--curve", "20,40")
+    assert code == 0 and "seed 0, " in out and "seed 1, " in out
+    code, out, _ = call("twin", "digits", *model, *options[:4], "--out", tmp_path)
+    assert code == 0 and "selectivity" not in out and "training rows" not in out
+
+
 def test_texts_keep_the_tokenizer_and_get_other_embeddings(cache, tmp_path, call):
     folder = save_with_tokenizer("bert", tmp_path / "bert")
     file = write_texts(tmp_path / "pets.jsonl", 60)
@@ -319,6 +369,17 @@ def test_texts_keep_the_tokenizer_and_get_other_embeddings(cache, tmp_path, call
     assert code == 0 and len(json.loads(text)["predictions"]["label"]) == 60
 
 
+def test_labels_of_every_token_have_a_row_for_each_layer(tmp_path, tiny_gpt2):
+    # By default, the columns of two layers stand side by side, and belong to neither.
+    path = write_csv(tmp_path / "ss.csv", proteins(30), "sequence,label")
+    model = {"backbone": str(tiny_gpt2), "layers": "embed,block01", "cache": tmp_path / "cache"}
+    result = twin(path, **model, select="valid", alphas="1:1:1")
+    assert [contrast.layer for contrast in result.layers] == ["embed", "block01"]
+    for contrast in result.layers:
+        alone = fit(result.untrained, columns=f"{contrast.layer}/all", select="valid", alphas="1:1:1")
+        assert contrast.untrained.test_score == alone.best.test_score
+
+
 def test_both_models_have_the_labels_of_the_call_in_whatever_folder_it_is_made(tmp_path, call, monkeypatch):
     for folder, labels in (("here", "ab" * 15), ("there", "a" * 15 + "b" * 15)):
         (tmp_path / folder).mkdir()
@@ -338,9 +399,25 @@ def test_both_models_have_the_labels_of_the_call_in_whatever_folder_it_is_made(t
     assert trained == untrained
 
 
-@pytest.mark.parametrize("model", [("--init", "random"), ("--backbone", "kernels")])
-def test_a_model_without_trained_weights_is_refused(model, cache, refusal, narrow_mini):
-    assert "untrained" in refusal("twin", "digits", "--limit", "60", *model)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--init", "random"), "the model itself is untrained (--init random)"),
+        (("--backbone", "kernels"), "the model itself is untrained (--init random)"),
+        (("--layers", "embed", "--columns", "block01/mean"), "column 'block01/mean': not cached"),
+        (("--curve", "5", "--readout", "logistic"), "--curve 5: a learning curve needs --readout ridge"),
+        (("--control", "--readout", "sklearn.svm.LinearSVC:C=1"), "readouts have no control task"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_an_extraction(options, message, cache, refusal, narrow_mini):
+    assert message in refusal("twin", "digits", "--limit", "60", *options)
+    assert not (cache / "features").exists()
+
+
+def test_data_without_labels_are_refused_before_an_extraction(cache, refusal, narrow_mini, tmp_path):
+    (tmp_path / "s.fasta").write_text("".join(f">r{number}\n{'ACGT' * 3}\n" for number in range(30)))
+    assert "no labels" in refusal("twin", tmp_path / "s.fasta")
+    assert not (cache / "features").exists()
 
 
 # A vector that is added to all hidden states of a layer moves the scores of a readout as its gradient says.

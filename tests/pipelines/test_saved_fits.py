@@ -292,6 +292,35 @@ def test_fits_with_balanced_class_weights_are_compared_by_balanced_accuracy(pair
     assert f"compared by accuracy, although {folders[1]} was chosen by balanced accuracy" in capsys.readouterr().err
 
 
+def test_reservoirs_are_compared_although_both_fits_saved_the_same_baseline(tmp_path, capsys):
+    # The label is whether the values of a row are large, of which the hidden state of a single step tells little.
+    x = np.random.default_rng(0).normal(size=(300, 40, 1)) * np.linspace(1, 3, 300)[:, None, None]
+    np.savez(tmp_path / "scales.npz", x=x, y=np.arange(300) > 150)
+    fits = []
+    for pool in ("first", "last"):
+        features = extract(tmp_path / "scales.npz", cache=tmp_path / "c", layers="embed", pool=pool, **EMBEDDED)
+        fits.append(fit(features, alphas="1:1:1", out=tmp_path / pool))
+    assert fits[0].best == fits[1].best in fits[0].baselines
+    assert fits[0].reservoir.test_score != fits[1].reservoir.test_score
+    capsys.readouterr()
+    folders = [result.saved.parent for result in fits]
+    both = compare(*folders)
+    assert (both.first_score, both.second_score) == tuple(result.reservoir.test_score for result in fits)
+    lines = capsys.readouterr().err.splitlines()
+    saved = f"its fit saved a baseline ({fits[0].best.title}); the reservoir is compared"
+    assert lines == [f"{folder}: {saved}" for folder in folders]
+    # A fit of named columns saves the raw input only by request, and is compared by it.
+    raw = fit(features, columns="raw", alphas="1:1:1", out=tmp_path / "raw")
+    assert compare(raw.saved, folders[0]).first_score == raw.best.test_score
+    # A very large file has the predictions of the saved readout alone.
+    table = columns_of(folders[0])["test"]
+    large = without_rows(folders[0], tmp_path / "large", [])
+    names = [name for name in table if name != "reservoir"]
+    lines = [",".join(cells) for cells in zip(*(table[name] for name in names), strict=True)]
+    (large / "predictions.csv").write_text("\n".join([",".join(names), *lines]) + "\n")
+    assert "too large to hold the predictions of the reservoir" in outcome(lambda: compare(folders[1], large))
+
+
 def test_the_order_of_rows_in_a_file_does_not_matter(pair, tmp_path):
     shutil.copytree(pair[1], tmp_path / "turned")
     head, *lines = (pair[1] / "predictions.csv").read_text().splitlines(keepends=True)

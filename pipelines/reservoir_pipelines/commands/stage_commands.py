@@ -19,7 +19,7 @@ from reservoir import options as opt
 from reservoir.option_fields import as_group
 from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer
-from reservoir_pipelines.files import cache_root
+from reservoir_pipelines.files import cache_root, read_checked
 from reservoir_pipelines.output import (
     count_text,
     difference_text,
@@ -37,6 +37,7 @@ from reservoir_pipelines.tables import (
     Lines,
     ResultTable,
     Shown,
+    curve_table,
     difference_ends,
     evaluation_facts,
     interval_text,
@@ -49,6 +50,7 @@ from reservoir_pipelines.tables import (
     texts,
     training_facts,
     training_tables,
+    twin_probing_table,
     twin_table,
     with_probing,
 )
@@ -169,7 +171,12 @@ def _fit_seeds(entries: list[Entry], seeds: int, options: dict[str, Any], data: 
     ]
     # With --control or --mdl, the table has columns for control tasks or code lengths, too.
     table = with_probing(readout_table(rows, first.evaluation), reservoirs)
-    return Answer(results, [table, Facts(facts)])
+    curves = [
+        curve_table(fit.reservoir, fit.curve, f"seed {seed}")
+        for seed, fit in enumerate(results.fits)
+        if fit.curve
+    ]
+    return Answer(results, [table, *curves, Facts(facts)])
 
 
 def fit_tables(fit: Fit) -> list[Shown]:
@@ -226,11 +233,22 @@ def comparison_answer(comparison: Comparison) -> Answer:
 
 
 def twin_answer(twin: Twin) -> Answer:
-    """Return the table of layers of a trained and an untrained model, what the differences show, and the files."""
-    files = [("each layer", twin.saved), ("plot", twin.plot)]
-    files += [(f"fit of the {name} model", twin.saved.parent / name) for name in ("trained", "untrained")]
+    """Return the tables of layers of a trained and an untrained model, what the differences show, and the files."""
+    from reservoir_pipelines.fitting.results import SUMMARY
+
+    folders = {f"{name} model": twin.saved.parent / name for name in ("trained", "untrained")}
+    tables: list[Shown] = [twin_table(twin)]
+    # With --control or --mdl there is a second table, and with --curve one for each model, from the files of its fit.
+    if probing := twin_probing_table(twin):
+        tables.append(probing)
+    for name, folder in folders.items():
+        scores = FitScores.from_summary(read_checked(folder / SUMMARY), name)
+        if scores.curve:
+            tables.append(curve_table(scores.reservoir, scores.curve, name))
     sentences = Lines([comparison.sentence for comparison in twin.against])
-    return Answer(twin, [twin_table(twin), sentences, Facts(files)])
+    files = [("each layer", twin.saved), ("plot", twin.plot)]
+    files += [(f"fit of the {name}", folder) for name, folder in folders.items()]
+    return Answer(twin, [*tables, sentences, Facts(files)])
 
 
 def predict(

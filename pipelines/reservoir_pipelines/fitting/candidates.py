@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.column import RAW, ROLLING, Baseline, Columns, names_of, parse_columns
+from reservoir.column import RAW, ROLLING, Baseline, Column, Columns, names_of, parse_columns
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
 from reservoir.plan.basis import kind_of
@@ -68,7 +68,7 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
     number_of_groups = None if groups is None else len(np.unique(groups))
     folds, repeats = choose_folds(options, rows, number_of_groups, in_time=task.horizon > 0)
     # The columns are those that the user names, or the defaults of the task.
-    named = _named_columns(known, options.columns)
+    named = named_columns(options.columns, known.columns, task)
     default: Columns | None = None
     if named is None:
         columns, default = _default_columns(known, cross_validated=bool(folds), every_column=every_column)
@@ -81,17 +81,14 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
         raise InputError(f"{known.view.path}: no columns to fit", remedy)
     # Opening a source refuses raw input whose prepared data is missing.
     sources = [known.source(candidate) for candidate in columns]
-    curve_sizes = _curve_sizes(options, rows["train"])
+    curve_sizes = tuple(sorted({min(size, rows["train"]) for size in parse_curve(options)}))
     # All columns that the user names are fitted to all rows. Forecasts have no race, because random rows have no folds
     # in time.
     may_race = named is None and options.select == "auto" and not every_column and not task.horizon
     race = None
     if may_race and _race_saves_time(sources, rows["train"]):
         race = _race(known, groups, cross_validated=bool(folds))
-    # The labels of a window are ``horizon`` steps, so those of the windows that begin in the ``horizon`` - 1 steps
-    # before it overlap with them. If there are several series, as many windows begin at each step.
-    gap = task.horizon * int(task.parameters.get("series", 1)) - 1 if task.horizon else None
-    fitter = make_fitter(options, task.classes, folds, repeats, gap)
+    fitter = make_fitter(options, task.classes, folds, repeats, gap_of(task))
     # Validation rows can always choose. If folds cannot, there is nothing to compare settings or columns with.
     chooses = not folds or folds_can_choose(sources[0], task.classes)
     if not chooses:
@@ -116,19 +113,28 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
     )
 
 
-def _named_columns(known: Known, columns: str | Sequence[str]) -> tuple[Columns, ...] | None:
+def gap_of(task: Task) -> int | None:
+    """Return the number of windows before a window whose labels overlap with its own; None unless it is a forecast."""
+    # The labels of a window are ``horizon`` steps, so those of the windows that begin in the ``horizon`` - 1 steps
+    # before it overlap with them. If there are several series, as many windows begin at each step.
+    return task.horizon * int(task.parameters.get("series", 1)) - 1 if task.horizon else None
+
+
+def named_columns(
+    columns: str | Sequence[str], cached: Sequence[Column], task: Task
+) -> tuple[Columns, ...] | None:
     """Return the candidates that the option ``columns`` names, without duplicates; None for ``all``, its default.
 
-    Raise `InputError` if a column is not cached.
+    Raise `InputError` if a column is neither ``cached`` nor a baseline of the task.
     """
     names = [name.strip() for name in columns.split(",")] if isinstance(columns, str) else list(columns)
     if names == ["all"]:
         return None
     candidates = [parse_columns(name) for name in names]
     for column in itertools.chain.from_iterable(candidates):
-        if column not in (*known.columns, *_baselines(known.task)):
-            cached = ", ".join(names_of(known.columns)) or "none"
-            raise InputError(f"column {str(column)!r}: not cached", f"the cached ones are {cached}")
+        if column not in (*cached, *_baselines(task)):
+            names = ", ".join(names_of(cached)) or "none"
+            raise InputError(f"column {str(column)!r}: not cached", f"the cached ones are {names}")
     return tuple(dict.fromkeys(candidates))
 
 
@@ -143,7 +149,8 @@ def _default_columns(
 ) -> tuple[tuple[Columns, ...], Columns | None]:
     """Return the default candidates of a task, and the one that is chosen unless another is clearly better.
 
-    The latter is None if the best is chosen. With ``every_column``, each column alone is one more candidate.
+    The latter is None if the best is chosen. With ``every_column``, each column alone is one more candidate, unless the
+    task is a forecast, whose columns all stand beside the raw past.
     """
     task = known.task
     # The rules for windows of values and symbols hold for a single model that reads such windows.
@@ -163,8 +170,8 @@ def _default_columns(
             tuple(column for column in candidate if column != ROLLING) for candidate in candidates
         )
     default = default_columns(candidates, task)
-    if every_column and not (task.horizon or task.labels_each_token):
-        candidates = tuple(dict.fromkeys([*candidates, *((column,) for column in known.widths)]))
+    if every_column and not task.horizon:
+        candidates = tuple(dict.fromkeys([*candidates, *((column,) for column in known.columns)]))
     return candidates, default
 
 
@@ -237,21 +244,18 @@ def _check_readout(options: FitOptions, kind: str, classes: int, folds: int, *, 
         raise InputError(f"{problem}, as in sklearn.svm.LinearSVC:C=0.1,1")
 
 
-def _curve_sizes(options: FitOptions, rows: int) -> tuple[int, ...]:
-    """Return the ascending numbers of rows of the learning curve, none above ``rows``, the number of training rows.
-
-    It is empty if the user asks for no curve.
-    """
+def parse_curve(options: FitOptions) -> tuple[int, ...]:
+    """Return the numbers of rows of the learning curve; empty if the user asks for no curve."""
     curve = options.curve
     if not curve:
         return ()
     if options.readout != "ridge":
         raise InputError(f"--curve {curve}: a learning curve needs --readout ridge")
     with as_input_error(f"--curve {curve}: not a list of numbers of rows", "write 100,1000"):
-        sizes = {min(int(size), rows) for size in curve.split(",")}
+        sizes = tuple(map(int, curve.split(",")))
     if min(sizes) < 1:
         raise InputError(f"--curve {curve}: give positive numbers of rows")
-    return tuple(sorted(sizes))
+    return sizes
 
 
 def _race_saves_time(sources: Sequence[EntrySource], train_rows: int) -> bool:

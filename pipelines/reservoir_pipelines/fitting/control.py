@@ -75,9 +75,12 @@ class Control:
         else:
             labels_of_draws = [samples.labels("test")] * len(predicted)
         counts = samples.counts("test")
+        is_balanced = metric == "balanced_accuracy"
         scores: list[float] = []
         for labels, predicted_labels in zip(labels_of_draws, predicted, strict=True):
-            evaluated = evaluate_labels(labels, predicted_labels, names, counts=counts)
+            evaluated = evaluate_labels(
+                labels, predicted_labels, names, counts=counts, balanced=is_balanced
+            )
             scores.append(evaluated.scores[metric])
         return float(np.mean(scores))
 

@@ -13,17 +13,25 @@ from typing import Any
 
 from reservoir_cache import Entry, make_folder, untracked
 
+from reservoir.column import Column
 from reservoir.errors import InputError, as_input_error, writing
 from reservoir.machine import may_have_gpu
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.tasks.task import Task
+from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
-from reservoir_pipelines.fitting.candidates import candidates_of_fit
+from reservoir_pipelines.fitting.candidates import (
+    candidates_of_fit,
+    gap_of,
+    make_fitter,
+    named_columns,
+    parse_curve,
+)
 from reservoir_pipelines.fitting.cost import announce
 from reservoir_pipelines.fitting.evaluate import Scores, Test, evaluate_all, evaluate_curve
 from reservoir_pipelines.fitting.fit_data import Features, FitData, Known
@@ -120,6 +128,14 @@ def fit_and_score(
     )
     save(result, known, finals, scores, default_folder, options)
     return ScoredFit(fit=result, known=known, finals=finals, scores=scores, task=task)
+
+
+def check_options(options: FitOptions, task: Task, columns: Sequence[Column]) -> None:
+    """Raise the `InputError` of a fit of some ``columns`` of a task, if the options alone show that it would fail."""
+    require_labels(task, "fit")
+    named_columns(options.columns, columns, task)
+    parse_curve(options)
+    _check_probing(options, task, make_fitter(options, task.classes, gap=gap_of(task)).kind)
 
 
 def _check_probing(options: FitOptions, task: Task, kind: str) -> None:

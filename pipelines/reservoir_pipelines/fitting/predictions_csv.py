@@ -26,6 +26,7 @@ from reservoir_pipelines.preparation.prepared import PreparedSplit
 
 PREDICTIONS = "predictions.csv"
 BEST = "best"  # the column of the readout that a fit saves, or of a run's model
+RESERVOIR = "reservoir"  # the column of the best readout of the reservoir, if the fit saves a baseline
 GROUP = "group"  # the column of the names of groups
 # The column in its place if the names of groups are not known, as from earlier versions.
 GROUP_NUMBER = "group_number"

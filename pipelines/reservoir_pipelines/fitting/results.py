@@ -336,7 +336,7 @@ class Fit:
     layer_scores : tuple of LayerScore
         The best column of each layer; empty for fewer than two layers. Their test scores choose nothing.
     curve : tuple of CurvePoint
-        The learning curve of the chosen columns, if requested.
+        The learning curve of the columns of ``reservoir``, if requested.
     operating_points : tuple of OperatingPoint
         For two classes, thresholds that keep the rate of false positives at 1% and at 5%, as far as there are enough
         held-out rows of the first class (99 and 19).

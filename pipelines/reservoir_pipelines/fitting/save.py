@@ -15,6 +15,7 @@ from reservoir_pipelines.fitting.evaluate import Scores
 from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.predictions_csv import (
     BEST,
+    RESERVOIR,
     LabelledRows,
     ReadoutPredictions,
     write_predictions,
@@ -107,7 +108,7 @@ def _predictions(finals: FinalReadouts, scores: Mapping[FinalReadout, Scores]) -
     """
     finals_with_names = [(BEST, finals.saved)]
     if finals.saved is not finals.best:
-        finals_with_names.append(("reservoir", finals.best))
+        finals_with_names.append((RESERVOIR, finals.best))
     finals_with_names += [(final.result.name, final) for final in finals.baselines]
     finals_with_names += [(layer.name, layer.final) for layer in finals.layers]
     return [

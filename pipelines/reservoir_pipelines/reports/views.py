@@ -145,7 +145,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
     if scores.operating_points:
         tables.append(operating_table(scores.operating_points, scores.evaluation))
     if scores.curve:
-        tables.append(curve_table(scores.best, scores.curve))
+        tables.append(curve_table(scores.reservoir, scores.curve))
     return {
         "id": f"p{number}",
         "name": f"Fit: {entry.parent.name}, {path.name}",
