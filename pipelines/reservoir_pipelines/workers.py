@@ -328,7 +328,8 @@ class Crew:
 
     def present(self) -> Mapping[str, Any]:
         """Ask the scheduler for its workers, each with its name and its number of threads, by address."""
-        return self.client.scheduler_info()["workers"]
+        # Without ``n_workers``, distributed 2025.5 to 2025.12 returns five workers at most.
+        return self.client.scheduler_info(n_workers=-1)["workers"]
 
     def report_lost(self, present: Mapping[str, Any]) -> None:
         """Forget the workers that are no longer ``present``, and say of each that it was lost."""

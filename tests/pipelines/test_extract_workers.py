@@ -158,6 +158,15 @@ def test_a_worker_that_computes_other_features_is_left_out(cluster, expected, ti
     assert "continuing without worker empty-node: backbone" in capsys.readouterr().err
 
 
+def test_all_workers_are_asked_for_whatever_the_default_of_distributed_is():
+    class Client:
+        def scheduler_info(self, n_workers=5):
+            names = range(8)[: n_workers if n_workers >= 0 else None]
+            return {"workers": {f"tcp://{name}": {"name": name, "nthreads": 1} for name in names}}
+
+    assert len(workers.Crew(Client(), "tcp://scheduler").present()) == 8
+
+
 def test_a_worker_without_the_program_is_told_from_one_of_another_commit():
     assert workers.difference(workers.program_versions()) == ""
     assert "No module named 'reservoir'" in workers.difference(ModuleNotFoundError("No module named 'reservoir'"))
