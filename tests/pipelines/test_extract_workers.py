@@ -16,6 +16,7 @@ from functools import partial
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -226,6 +227,12 @@ def test_a_worker_that_is_killed_near_the_end_is_said_too(cluster, expected, tin
     assert files_of(done) == expected
 
 
+def test_an_address_without_a_scheduler_is_refused_before_anything_is_written(tiny_gpt2, tmp_path):
+    with pytest.raises(InputError, match="no dask scheduler answers at nonsense://x"):
+        extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, scheduler="nonsense://x", **SETTINGS)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
     monkeypatch.chdir(tiny_gpt2.parent)
     shares_sent = []
@@ -235,6 +242,8 @@ def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
         return []
 
     monkeypatch.setattr(sharing, "map_pieces", note)
+    client = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr("reservoir_pipelines.extraction.extract.connect", lambda address: client)
     extract("digits", backbone=tiny_gpt2.name, cache=tmp_path, scheduler="tcp://nowhere:1", **SETTINGS)
     assert {share.options.backbone for share in shares_sent} == {str(tiny_gpt2)}
     assert all(share.prepared.is_absolute() and share.options.cache.is_absolute() for share in shares_sent)
