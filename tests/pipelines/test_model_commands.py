@@ -250,13 +250,14 @@ def listed(call, answer):
     return listing
 
 
-def test_readouts_runs_and_prepared_data_are_listed_and_removed(answer, refusal, cache, listed):
+def test_downloads_readouts_runs_and_prepared_data_are_listed_and_removed(answer, refusal, cache, listed):
+    (cache / "downloads" / "mnist").mkdir(parents=True)
     extraction = extract("digits", **SMALL)
     fit(extraction)
     train("digits", backbone=BLOCK_OF_MINI, init="random", limit=60, steps=1)
     found = [folder for kind in ("readouts", "runs", "prepared") for folder in cache.glob(f"{kind}/*/*")]
-    kept = [str(folder.relative_to(cache)) for folder in found]
-    assert len(kept) == 3
+    kept = ["downloads/mnist", *(str(folder.relative_to(cache)) for folder in found)]
+    assert len(kept) == 4
     (run,) = cache.glob("runs/*/*")
     with RunFolder(run).lock():
         assert "a process is at work in it" in refusal("cache", "remove", str(run.relative_to(cache)))

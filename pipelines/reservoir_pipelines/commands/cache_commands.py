@@ -27,6 +27,7 @@ Name = Annotated[
 ]
 
 OTHER_FOLDERS = (
+    "downloads/*",
     "prepared/*/*",
     "readouts/*/*",
     "runs/*/*",
@@ -243,7 +244,7 @@ def _confirm(rows: Sequence[dict[str, Any]], what: str) -> None:
 
 
 def _other_folders(root: Path) -> list[Path]:
-    """Return the folders of prepared data, readouts, runs and so on, except folders behind symbolic links."""
+    """Return the folders of downloads, prepared data, readouts and so on, except folders behind symbolic links."""
     folders = [path for pattern in OTHER_FOLDERS for path in root.glob(pattern) if path.is_dir()]
     # The root itself may be behind a link, because the user chose it.
     return sorted(path for path in folders if path.resolve() == root.resolve() / path.relative_to(root))
