@@ -345,13 +345,18 @@ def test_copy_refuses_what_it_cannot_copy_without_showing_a_password(refusal, ca
         (url, url),
         ("digits", url),
         (url, "digits"),
-        ("digits", "memory://user:SECRET@bucket"),
+        ("digits", "file://user:SECRET@bucket"),
         ("digits", "nothing://user:SECRET@bucket"),
         ("digits", "file:///tmp", url),
         ("no-such-task", url),
         ("memory://nowhere", "digits"),
     ):
         assert "SECRET" not in refusal("cache", "copy", *arguments)
+
+
+def test_copy_refuses_to_copy_into_the_memory_of_its_process(refusal, cache):
+    extract("digits", **SMALL)
+    assert "ends with it" in refusal("cache", "copy", "digits", "memory://share")
 
 
 def test_doctor_finds_nothing_wrong_with_a_working_machine(cache, answer):

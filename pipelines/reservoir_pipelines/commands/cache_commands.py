@@ -201,6 +201,11 @@ def copy(
         raise InputError(
             "cache copy: give an entry and a URL", "as in reservoir cache copy digits s3://bucket/features"
         )
+    if destination.startswith("memory://"):
+        raise InputError(
+            "cache copy: memory:// is the memory of this process, which ends with it",
+            "give the URL of a folder that stays, as in file:///mnt/share",
+        )
     if store.is_url(source):
         from reservoir.tasks import TASKS  # slow to import, as the next
         from reservoir_pipelines.data.own_data import own_name
