@@ -389,6 +389,14 @@ class ClusterOptions(Options, panel="Run"):
     workers: int = option(0, "Local worker processes; 0 for none.", at_least(0), where=True)
     scheduler: str | None = option(None, "Address of a dask scheduler: tcp://host:port.", where=True)
 
+    def __post_init__(self) -> None:
+        """Check each option, and that at most one of them is given."""
+        super().__post_init__()
+        if self.workers and self.scheduler:
+            raise InputError(
+                "--workers and --scheduler: the workers are those of the scheduler", "pass one of them"
+            )
+
 
 class OutOptions(Options, panel="Output"):
     """Where results are written."""

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from reservoir_cache.entry import MANIFEST_FILE, Entry, Shard, TargetFile, has_listed_size
 from reservoir_cache.errors import CacheError, repair_command
 from reservoir_cache.locks import mark_used
-from reservoir_cache.paths import file_crc32
+from reservoir_cache.paths import file_crc32, is_regular
 from reservoir_cache.shard import (
     OPTIONAL_TARGETS,
     TARGET_RANKS,
@@ -30,6 +30,7 @@ from reservoir_cache.shard import (
     read_array,
     read_column,
 )
+from reservoir_cache.spec import SPEC_FILE
 
 if TYPE_CHECKING:
     from dask.array import Array
@@ -83,9 +84,12 @@ class SplitFeatures:
         self._shards = self._manifest.stored_columns()  # the shard by block, then by column
         # Where each dataset lies in a file, by the file's name and stamp, then by the dataset's name.
         self._extents: dict[tuple[str, Stamp], dict[str, Extent]] = {}
+        if not self._manifest.files:  # none is written yet, or all are gone
+            self._require_entry()
         # Compare sizes now, which is cheap; checksums are compared when a column is read.
         for line in self._manifest.files.values():
             if not has_listed_size(self._folder, line):
+                self._require_entry()
                 problem = f"{self._folder / line.file}: missing, or not of {line.bytes} bytes"
                 raise CacheError(f"{problem}; {repair_command(entry.key)}")
 
@@ -367,8 +371,17 @@ class SplitFeatures:
             f"{self._entry.path}: {problem}; run its extract again with this column (--layers, --pool)"
         )
 
+    def _require_entry(self) -> None:
+        """Raise CacheError if the entry was removed after it had been opened."""
+        if not is_regular(self._entry.path / SPEC_FILE):  # the file that is removed first
+            raise CacheError(f"{self._entry.path}: removed meanwhile; extract it again")
+
     def _damaged(self, line: Shard | TargetFile, column: str = "") -> CacheError:
-        """Return the error of a damaged file, for the caller to raise; it names the ``column``, if one is given."""
+        """Return the error of a damaged file, for the caller to raise; it names the ``column``, if one is given.
+
+        Raises another error if the whole entry was removed.
+        """
+        self._require_entry()
         where = f" (column {column})" if column else ""
         return CacheError(f"{self._folder / line.file}: damaged{where}; {repair_command(self._entry.key)}")
 

@@ -92,7 +92,13 @@ class RemoteFolder:
             raise CacheError(
                 f"{title}: this kind of URL takes no user or password; set them in the environment, as its package says"
             )
-        return cls(title.rstrip("/"), path.rstrip("/"), filesystem, secrets)
+        folder = cls(title.rstrip("/"), path.rstrip("/"), filesystem, secrets)
+        # fsspec would create a folder whose name has the %-codes of file:// URLs, such as "%20", as they are written.
+        if folder._is_local and unquote(path) != path and not Path(path).exists():
+            raise CacheError(
+                f"{title}: no such folder, and %-codes are not decoded; give {unquote(title)!r}"
+            )
+        return folder
 
     def below(self, *names: str) -> "RemoteFolder":
         """Return the folder in this one that ``names`` lead to; raises CacheError if one of them is a link."""

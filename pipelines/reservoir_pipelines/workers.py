@@ -185,6 +185,20 @@ class Refusal:
     problem: str
 
 
+def connect(address: str) -> "Client":
+    """Return a client of the scheduler at an address, for the caller to close; raise `InputError` if none answers."""
+    with as_input_error(
+        "--scheduler needs the package distributed", "install distributed, or pass --workers N"
+    ):
+        from distributed import Client
+    try:
+        return Client(address, timeout=PATIENCE, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"no dask scheduler answers at {address} ({error})", "start one, or pass --workers N"
+        ) from None
+
+
 def compute_on_cluster(
     work: Callable[..., Any], tasks: Mapping[int, tuple], address: str
 ) -> Iterator[tuple[int, Any]]:
@@ -193,20 +207,13 @@ def compute_on_cluster(
     A task has a number and the arguments of ``work``. If the connection to the scheduler is lost, the unfinished
     tasks are submitted again, so that ``work`` may be called more than once for a task.
     """
-    with as_input_error(
-        "--scheduler needs the package distributed", "install distributed, or pass --workers N"
-    ):
-        from distributed import CancelledError, Client, KilledWorker
-        from distributed.comm.core import CommClosedError
     unfinished = dict(tasks)
     while unfinished:
-        try:
-            client = Client(address, timeout=PATIENCE, set_as_default=False)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"no dask scheduler answers at {address} ({error})", "start one, or pass --workers N"
-            ) from None
-        with client:
+        with connect(address) as client:
+            # Imported only now: `connect` says in one line if the package is not installed.
+            from distributed import CancelledError, KilledWorker
+            from distributed.comm.core import CommClosedError
+
             try:
                 for number, result in _results(Crew(client, address), work, unfinished):
                     del unfinished[number]
@@ -328,7 +335,8 @@ class Crew:
 
     def present(self) -> Mapping[str, Any]:
         """Ask the scheduler for its workers, each with its name and its number of threads, by address."""
-        return self.client.scheduler_info()["workers"]
+        # Without ``n_workers``, distributed 2025.5 to 2025.12 returns five workers at most.
+        return self.client.scheduler_info(n_workers=-1)["workers"]
 
     def report_lost(self, present: Mapping[str, Any]) -> None:
         """Forget the workers that are no longer ``present``, and say of each that it was lost."""

@@ -574,6 +574,16 @@ def test_urls_that_are_no_folder_are_refused_in_one_line(full, tmp_path, url, me
         assert "SECRET" not in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_a_local_url_is_refused_if_its_codes_would_become_the_name_of_a_folder(full, tmp_path):
+    url = f"file://{tmp_path}/my%20share"
+    with pytest.raises(CacheError, match=r"give 'file://\S+/my share'"):
+        copy_to(full, url)
+    assert not (tmp_path / "my%20share").exists()
+    (tmp_path / "my%20share").mkdir()  # a folder that really has this name
+    for folder in ("my%20share", "my share"):
+        assert copy_to(full, f"file://{tmp_path}/{folder}").files == 6
+
+
 def test_a_missing_package_is_named(full, monkeypatch):
     fsspec.register_implementation("absent", "no_such_module.FileSystem", clobber=True, errtxt="Install no_such_module")
     with pytest.raises(CacheError, match=r"reservoir-features\[remote\]"):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from reservoir_cache import CacheError, Entry, FeatureStore, Layout, reader, verify, write_targets
+from reservoir_cache import CacheError, Entry, FeatureStore, Layout, reader, remove, verify, write_targets
 from reservoir_cache.shard import _round, bfloat16_bits, decode, encode
 
 from tests.cache.conftest import write_block
@@ -229,6 +229,15 @@ def test_a_label_per_row_keeps_its_type_in_a_loader(entry, toy, kind):
     loader = torch.utils.data.DataLoader(FeatureStore(entry).to_torch("test", "final/last"), batch_size=4)
     (batch,) = loader
     assert batch["y"].tolist() == [0, 1, 2, 3] and batch["y"].numpy().dtype == kind
+
+
+def test_an_open_reader_says_that_its_entry_was_removed(full):
+    store = FeatureStore(full)
+    train = store["train"]
+    remove(full.path)
+    for read in (lambda: train.read("final/last"), lambda: train.y, lambda: store["test"]):
+        with pytest.raises(CacheError, match=r"-[0-9a-f]{16}: removed meanwhile; extract it again"):
+            read()
 
 
 @pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])

@@ -16,6 +16,7 @@ from functools import partial
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -158,6 +159,15 @@ def test_a_worker_that_computes_other_features_is_left_out(cluster, expected, ti
     assert "continuing without worker empty-node: backbone" in capsys.readouterr().err
 
 
+def test_all_workers_are_asked_for_whatever_the_default_of_distributed_is():
+    class Client:
+        def scheduler_info(self, n_workers=5):
+            names = range(8)[: n_workers if n_workers >= 0 else None]
+            return {"workers": {f"tcp://{name}": {"name": name, "nthreads": 1} for name in names}}
+
+    assert len(workers.Crew(Client(), "tcp://scheduler").present()) == 8
+
+
 def test_a_worker_without_the_program_is_told_from_one_of_another_commit():
     assert workers.difference(workers.program_versions()) == ""
     assert "No module named 'reservoir'" in workers.difference(ModuleNotFoundError("No module named 'reservoir'"))
@@ -217,6 +227,12 @@ def test_a_worker_that_is_killed_near_the_end_is_said_too(cluster, expected, tin
     assert files_of(done) == expected
 
 
+def test_an_address_without_a_scheduler_is_refused_before_anything_is_written(tiny_gpt2, tmp_path):
+    with pytest.raises(InputError, match="no dask scheduler answers at nonsense://x"):
+        extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, scheduler="nonsense://x", **SETTINGS)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
     monkeypatch.chdir(tiny_gpt2.parent)
     shares_sent = []
@@ -226,6 +242,8 @@ def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
         return []
 
     monkeypatch.setattr(sharing, "map_pieces", note)
+    client = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr("reservoir_pipelines.extraction.extract.connect", lambda address: client)
     extract("digits", backbone=tiny_gpt2.name, cache=tmp_path, scheduler="tcp://nowhere:1", **SETTINGS)
     assert {share.options.backbone for share in shares_sent} == {str(tiny_gpt2)}
     assert all(share.prepared.is_absolute() and share.options.cache.is_absolute() for share in shares_sent)

@@ -250,13 +250,14 @@ def listed(call, answer):
     return listing
 
 
-def test_readouts_runs_and_prepared_data_are_listed_and_removed(answer, refusal, cache, listed):
+def test_downloads_readouts_runs_and_prepared_data_are_listed_and_removed(answer, refusal, cache, listed):
+    (cache / "downloads" / "mnist").mkdir(parents=True)
     extraction = extract("digits", **SMALL)
     fit(extraction)
     train("digits", backbone=BLOCK_OF_MINI, init="random", limit=60, steps=1)
     found = [folder for kind in ("readouts", "runs", "prepared") for folder in cache.glob(f"{kind}/*/*")]
-    kept = [str(folder.relative_to(cache)) for folder in found]
-    assert len(kept) == 3
+    kept = ["downloads/mnist", *(str(folder.relative_to(cache)) for folder in found)]
+    assert len(kept) == 4
     (run,) = cache.glob("runs/*/*")
     with RunFolder(run).lock():
         assert "a process is at work in it" in refusal("cache", "remove", str(run.relative_to(cache)))
@@ -273,6 +274,20 @@ def test_removing_a_task_names_the_entry_that_it_selects(call, cache, listed):
     _, out, _ = call("cache", "remove", "digits")
     assert str(last) in out and str(first) not in out
     assert [each["entry"] for each in listed()[0]] == [str(first)]
+
+
+def test_files_whose_tasks_have_one_name_are_told_apart_by_their_origin(answer, refusal, cache, listed, tmp_path):
+    files = [tmp_path / "дата.csv", tmp_path / "числа.csv"]
+    for seed, file in enumerate(files):
+        values = np.random.default_rng(seed).normal(size=(40, 3))
+        lines = [f"{row},{'ab'[number % 2]}" for number, row in enumerate(",".join(map(str, v)) for v in values)]
+        file.write_text("\n".join(["u,v,w,label", *lines]))
+    entries = [str(extract(file, backbone=BLOCK_OF_MINI, init="random", layers="embed").entry) for file in files]
+    origins = {each["entry"]: each["origin"] for each in listed()[0]}
+    assert origins == dict(zip(entries, map(str, files), strict=True)) and str(files[0]) in listed()[1]
+    assert "the features of 2 sources" in refusal("cache", "remove", "csv")
+    assert answer("cache", "remove", files[0])["removed"] == entries[0]
+    assert answer("cache", "remove", "csv")["removed"] == entries[1]
 
 
 @pytest.fixture
@@ -344,13 +359,18 @@ def test_copy_refuses_what_it_cannot_copy_without_showing_a_password(refusal, ca
         (url, url),
         ("digits", url),
         (url, "digits"),
-        ("digits", "memory://user:SECRET@bucket"),
+        ("digits", "file://user:SECRET@bucket"),
         ("digits", "nothing://user:SECRET@bucket"),
         ("digits", "file:///tmp", url),
         ("no-such-task", url),
         ("memory://nowhere", "digits"),
     ):
         assert "SECRET" not in refusal("cache", "copy", *arguments)
+
+
+def test_copy_refuses_to_copy_into_the_memory_of_its_process(refusal, cache):
+    extract("digits", **SMALL)
+    assert "ends with it" in refusal("cache", "copy", "digits", "memory://share")
 
 
 def test_doctor_finds_nothing_wrong_with_a_working_machine(cache, answer):

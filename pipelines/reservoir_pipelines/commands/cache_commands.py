@@ -27,6 +27,7 @@ Name = Annotated[
 ]
 
 OTHER_FOLDERS = (
+    "downloads/*",
     "prepared/*/*",
     "readouts/*/*",
     "runs/*/*",
@@ -43,7 +44,9 @@ def list_(options: dict[str, Any]) -> Answer:
     root = cache_root(**options)
     notify(*map(str, store.broken_entries(root)))
     entries = [_summary(store.summarize(entry)) for entry in store.list_entries(root)]
-    table = record_table(entries, "task", "name", "rows", "bytes", "compute", "store", "used", "state")
+    table = record_table(
+        entries, "task", "name", "rows", "bytes", "compute", "store", "used", "state", "origin"
+    )
     tables = [table.titled(str(root))]
     other_folders = [
         {"folder": str(path.relative_to(root)), "bytes": store.folder_bytes(path)}
@@ -200,6 +203,11 @@ def copy(
         raise InputError(
             "cache copy: give an entry and a URL", "as in reservoir cache copy digits s3://bucket/features"
         )
+    if destination.startswith("memory://"):
+        raise InputError(
+            "cache copy: memory:// is the memory of this process, which ends with it",
+            "give the URL of a folder that stays, as in file:///mnt/share",
+        )
     if store.is_url(source):
         from reservoir.tasks import TASKS  # slow to import, as the next
         from reservoir_pipelines.data.own_data import own_name
@@ -243,7 +251,7 @@ def _confirm(rows: Sequence[dict[str, Any]], what: str) -> None:
 
 
 def _other_folders(root: Path) -> list[Path]:
-    """Return the folders of prepared data, readouts, runs and so on, except folders behind symbolic links."""
+    """Return the folders of downloads, prepared data, readouts and so on, except folders behind symbolic links."""
     folders = [path for pattern in OTHER_FOLDERS for path in root.glob(pattern) if path.is_dir()]
     # The root itself may be behind a link, because the user chose it.
     return sorted(path for path in folders if path.resolve() == root.resolve() / path.relative_to(root))
@@ -259,7 +267,16 @@ def _entry_folder(name: str, root: Path) -> Path:
     for problem in store.broken_entries(root):
         if name == problem.path.name or _is_same_folder(name, problem.path):
             return problem.path
-    return _find_entry(name, root).path
+    entry = _find_entry(name, root)
+    # Files whose names differ in their folders, or in letters outside ASCII, have the same name as tasks.
+    origins = {_origin(other) for other in store.list_entries(root) if other.spec.task_name == name}
+    is_name_alone = not Path(name).exists()
+    if is_name_alone and len(origins) > 1:
+        raise InputError(
+            f"{name}: the features of {len(origins)} sources have this name",
+            "give the folder of one entry; reservoir cache list shows their origins",
+        )
+    return entry.path
 
 
 def _find_entry(name: str, root: Path) -> store.Entry:
@@ -267,6 +284,11 @@ def _find_entry(name: str, root: Path) -> store.Entry:
     from reservoir_pipelines.extraction.extract import find_entry  # slow to import
 
     return find_entry(root, name)
+
+
+def _origin(entry: store.Entry) -> str:
+    """Return the named task, or the path of your own data, that an entry was extracted from; empty if unknown."""
+    return str(entry.made_with.get("call", {}).get("task", ""))  # the file may hold anything
 
 
 def _summary(summary: store.EntrySummary) -> dict[str, Any]:
@@ -297,4 +319,5 @@ def _summary(summary: store.EntrySummary) -> dict[str, Any]:
         "used": summary.used.isoformat(timespec="seconds"),
         "finished": summary.finished,
         "state": state,
+        "origin": _origin(entry),
     }

@@ -32,6 +32,7 @@ from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, data_digest, draw_rows, split_order
+from reservoir_pipelines.workers import connect
 
 if TYPE_CHECKING:
     from reservoir.plan.resolved import Plan
@@ -135,6 +136,9 @@ def extract(
     from reservoir_pipelines.extraction.extractor import load_extractor  # imports torch
 
     started = time.monotonic()
+    # An address without a scheduler is refused before the entry is created, which would be the last one of its task.
+    if cluster.scheduler:
+        connect(cluster.scheduler).close()
     call = {"task": origin_of(task), "command": typed("extract", [task], options)}
     root = cache_root(options.cache)
     prepared = prepare(task, options, cache=root, model=options)
