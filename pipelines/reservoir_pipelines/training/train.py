@@ -4,6 +4,7 @@ import itertools
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ def train_once(
         state = folder.state
         if not test:
             _refuse_longer_run(folder, last_step)
-        result = folder.final_result(Training.from_dict, options, job.patience)
+        result = folder.final_result(partial(Training.from_folder, folder.path), options, job.patience)
         if result:
             if state.step > last_step and ranks.first:
                 notify(f"{folder.path}: this run already has {state.step:,} steps; printing its result")
