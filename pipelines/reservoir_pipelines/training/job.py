@@ -113,9 +113,9 @@ class Job:
     def config(self) -> dict[str, Any]:
         """The configuration of the run: every setting that affects its result, and how it was called."""
         lengths = self.prepared.split("train").lengths
-        options_of_first_call = replace(self.options, resume=False)
+        options_from_first_step = replace(self.options, resume=False)
         command = typed(
-            "train", [self.task], self.reservoir, self.source, options_of_first_call, self.place
+            "train", [self.task], self.reservoir, self.source, options_from_first_step, self.place
         )
         config = make_config(
             self._settings(),
