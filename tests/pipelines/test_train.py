@@ -240,6 +240,13 @@ def test_mistakes_end_in_one_line(settings, message, cache):
     assert "\n" not in str(caught.value)
 
 
+def test_a_limit_that_does_not_hold_for_new_training_rows_is_noted(cache, capsys):
+    for rows in ("auto", "stored"):
+        train("bit-xor", rows=rows, limit=20, steps=1, **QUICK)
+        is_noted = "--limit 20 holds for valid and test" in capsys.readouterr().err
+        assert is_noted == (rows == "auto")
+
+
 def test_a_folder_with_another_run_is_refused(cache):
     train("bit-xor", steps=1, run=cache / "mine", **QUICK)
     with pytest.raises(InputError, match=r"the folder has a run with recipe.batch = 8, not 4"):
