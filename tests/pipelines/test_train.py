@@ -224,6 +224,7 @@ def test_the_entry_of_a_training_from_the_cache_does_not_become_the_last_one(cac
     ("settings", "message"),
     [
         ({"train": "recurrent"}, "--train recurrent: not in this gpt2"),
+        ({"train": ","}, "--train: names no group of this gpt2; it has input, output"),
         ({"steps": 0}, "--steps 0"),
         ({"dropout": 1.0}, "--dropout 1.0"),
         ({"rows": "augmented"}, "--rows augmented: neither task 'bit-xor' nor the cache has such rows"),
