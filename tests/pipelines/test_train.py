@@ -453,6 +453,14 @@ def test_a_sweep_refuses_a_run_that_has_more_steps_than_the_others(cache):
         train("bit-xor", sweep={"learning_rate": [1e-3]}, **SHORT)
 
 
+def test_a_sweep_of_dropout_is_refused_if_no_layer_has_it(cache):
+    settings = {**SHORT, "steps": 1, "train": "output", "sweep": {"dropout": [0.0, 0.5]}}
+    with pytest.raises(InputError, match="--sweep dropout: with --train output no layer has dropout"):
+        train("bit-xor", **settings)
+    # The paper's protocol also drops in frozen layers.
+    assert len(train("bit-xor", **settings, protocol="paper").trials) == 2
+
+
 def test_sweep_prints_every_run_and_refuses_values_that_are_no_numbers(cache, call, answer, refusal):
     flags = ["--backbone", SHALLOW, "--init", "random", "--steps", "4", "--eval-every", "4", "--device", "cpu"]
     rows = [part for name, count in FEW.items() for part in ("--param", f"{name}={count}")]
