@@ -104,7 +104,9 @@ class LSTMCell(nn.Module):
     def _first_states(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the hidden state and the cell before the first token, each (batch, width)."""
         if not self.redraws:
-            return self.first_hidden.expand(len(x), -1), self.first_cell.expand(len(x), -1)
+            # `export` traces shapes: ``len(x)`` would make the number of rows a constant.
+            rows = x.shape[0]
+            return self.first_hidden.expand(rows, -1), self.first_cell.expand(rows, -1)
         # In evaluation mode the draw is the same each time, so that scores can be repeated.
         seeded = None if self.training else torch.Generator(x.device).manual_seed(0)
         width = len(self.first_hidden)

@@ -59,16 +59,17 @@ def default_groups(backbone: Backbone) -> tuple[str, ...]:
 def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
     """Make exactly the parameters of some groups trainable, and return their names.
 
-    Raise `InputError` for a group that the model does not have.
+    Raise `InputError` if there are no groups, or for one that the model does not have.
     """
     backbone = model.backbone
     groups_of = _groups_of_parameters(model)
     available = [group for group in NAMES if any(group in own for own in groups_of.values())]
+    remedy = f"it has {', '.join(available)}"
+    if not groups:
+        raise InputError(f"--train: names no group of this {backbone.family.name}", remedy)
     for group in groups:
         if group not in available:
-            raise InputError(
-                f"--train {group}: not in this {backbone.family.name}", f"it has {', '.join(available)}"
-            )
+            raise InputError(f"--train {group}: not in this {backbone.family.name}", remedy)
     trained = tuple(name for name, own in groups_of.items() if own & set(groups))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)

@@ -164,11 +164,13 @@ def test_several_reservoirs_become_one_module(tiny_gpt2, tmp_path):
 
 
 @can_export
-def test_a_recurrent_backbone_accepts_one_length(tmp_path):
+@pytest.mark.parametrize("backbone", ["esn:units=20", "lstm:width=16"])
+def test_a_recurrent_backbone_accepts_one_length(tmp_path, backbone):
     x, lengths = sequences()
     x, lengths = x[:, :4], np.minimum(lengths, 4)
     np.savez(tmp_path / "d.npz", x=x, y=labels("three", x), lengths=lengths)
-    features = extract(str(tmp_path / "d.npz"), backbone="esn:units=20", layers="final", pool="last", cache=tmp_path)
+    settings = {"init": "random", "layers": "final", "pool": "last", "cache": tmp_path}
+    features = extract(str(tmp_path / "d.npz"), backbone=backbone, **settings)
     saved = fit(features, columns=features.columns, alphas="1e0:1e2:3").saved
     done = export(saved)
     assert done.tokens == (4, 4)

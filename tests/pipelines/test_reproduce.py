@@ -877,7 +877,8 @@ def test_a_page_shows_a_fit_with_all_its_numbers_and_a_run(cache, tmp_path):
 
 
 def test_report_refuses_folders_without_results(cache, tmp_path, refusal):
-    for arguments, message in (((), "nothing to report yet"), ((tmp_path,), "not a folder with results")):
+    no_fits = "nothing to report yet, neither a reproduction nor a fit; run reservoir fit or reservoir reproduce first"
+    for arguments, message in (((), no_fits), ((tmp_path,), "not a folder with results")):
         assert message in refusal("report", *arguments)
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import textwrap
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from unittest.mock import Mock
 
@@ -58,6 +59,26 @@ def test_asking_for_fewer_steps_returns_the_finished_run(go, cache, capsys):
     assert "printing the result with eval_every 2, patience None; name another --run" in capsys.readouterr().err
     (cache / "run" / "run.json").unlink()
     assert go(steps=2, resume=True).to_dict() | {"seconds": 0} == done.to_dict() | {"seconds": 0}
+    assert "--steps 4" in RunFolder(cache / "run").config["command"]
+
+
+def test_further_steps_change_the_command_and_the_validation_of_a_run_and_nothing_else(go, cache, capsys):
+    go(steps=2)
+    config = RunFolder(cache / "run").config
+    go(steps=4, eval_every=1, resume=True)
+    capsys.readouterr()
+    go(steps=4, eval_every=1)
+    assert "printing the result with" not in capsys.readouterr().err
+    changed = RunFolder(cache / "run").config
+    command = config["command"].replace("--steps 2", "--steps 4").replace("--eval-every 2", "--eval-every 1")
+    assert changed == {**config, "command": command, "validation": {"eval_every": 1, "patience": None}}
+
+
+def test_a_finished_run_that_was_moved_is_that_of_its_new_folder(go, cache):
+    done = go(steps=2)
+    (cache / "run").rename(cache / "moved")
+    moved = go(steps=2, run=cache / "moved")
+    assert moved == replace(done, run=str(cache / "moved")) and moved.train_score is not None
 
 
 def test_training_stops_when_patience_ends_and_a_killed_run_stops_at_the_same_step(go, cache, monkeypatch):

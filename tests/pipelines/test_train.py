@@ -224,6 +224,7 @@ def test_the_entry_of_a_training_from_the_cache_does_not_become_the_last_one(cac
     ("settings", "message"),
     [
         ({"train": "recurrent"}, "--train recurrent: not in this gpt2"),
+        ({"train": ","}, "--train: names no group of this gpt2; it has input, output"),
         ({"steps": 0}, "--steps 0"),
         ({"dropout": 1.0}, "--dropout 1.0"),
         ({"rows": "augmented"}, "--rows augmented: neither task 'bit-xor' nor the cache has such rows"),
@@ -238,6 +239,13 @@ def test_mistakes_end_in_one_line(settings, message, cache):
     with pytest.raises(InputError, match=message) as caught:
         train("bit-xor", **{**QUICK, "steps": 2, **settings})
     assert "\n" not in str(caught.value)
+
+
+def test_a_limit_that_does_not_hold_for_new_training_rows_is_noted(cache, capsys):
+    for rows in ("auto", "stored"):
+        train("bit-xor", rows=rows, limit=20, steps=1, **QUICK)
+        is_noted = "--limit 20 holds for valid and test" in capsys.readouterr().err
+        assert is_noted == (rows == "auto")
 
 
 def test_a_folder_with_another_run_is_refused(cache):
@@ -443,6 +451,14 @@ def test_a_sweep_refuses_a_run_that_has_more_steps_than_the_others(cache):
         InputError, match="this run already has 40 steps, and --sweep compares runs of 20; pass --steps 40"
     ):
         train("bit-xor", sweep={"learning_rate": [1e-3]}, **SHORT)
+
+
+def test_a_sweep_of_dropout_is_refused_if_no_layer_has_it(cache):
+    settings = {**SHORT, "steps": 1, "train": "output", "sweep": {"dropout": [0.0, 0.5]}}
+    with pytest.raises(InputError, match="--sweep dropout: with --train output no layer has dropout"):
+        train("bit-xor", **settings)
+    # The paper's protocol also drops in frozen layers.
+    assert len(train("bit-xor", **settings, protocol="paper").trials) == 2
 
 
 def test_sweep_prints_every_run_and_refuses_values_that_are_no_numbers(cache, call, answer, refusal):

@@ -388,7 +388,8 @@ def report(
     folders: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FOLDER...", help="Folders of reproduce, fit or train; by default those in the cache."
+            metavar="FOLDER...",
+            help="Folders of reproduce, fit or train; by default all reproductions and the latest fits in the cache.",
         ),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,

@@ -65,7 +65,10 @@ def report(
     else:
         parts = _all_parts(root, kinds)
     if not parts:
-        raise InputError(f"{root}: nothing to report yet", "run reservoir fit or reservoir reproduce first")
+        raise InputError(
+            f"{root}: nothing to report yet, neither a reproduction nor a fit",
+            "run reservoir fit or reservoir reproduce first, or name the folder of a training",
+        )
     for kind in kinds:
         kind.finish(parts)
     name, template, finalize = (

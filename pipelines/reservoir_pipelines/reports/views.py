@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Set
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +163,7 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     from reservoir_pipelines.training.run_folder import RunFolder
 
     run = RunFolder(path)
-    result = run.result(lambda values: Training.from_dict({**values, "run": str(path)}))
+    result = run.result(partial(Training.from_folder, path))
     assert result  # the caller has checked that the run has a result
     config = run.config
     task = config["settings"]["spec"]["task"]

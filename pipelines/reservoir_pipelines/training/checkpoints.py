@@ -244,7 +244,8 @@ def _recorder(
 ) -> Iterator[_Recorder]:
     """Write the configuration of a new run, and yield what writes its journal and checkpoints and shows its progress.
 
-    The result of a run that continues is removed.
+    The result of a run that continues is removed, and its configuration gets the command and the validation of this
+    call.
     """
     journal = folder.path / METRICS
     last_validation = dict[str, float]()  # its values, by name
@@ -256,11 +257,15 @@ def _recorder(
         scores = display.validation.format(**last_validation)
         notify(f"step {state.step:,}: {scores}; best so far: step {state.best_step:,}")
 
+    (folder.path / RESULT).unlink(missing_ok=True)  # it does not describe the weights of further steps
+    first_step = folder.state.step
     if folder.is_new:
         write_checked(folder.path / CONFIG, config)
-    (folder.path / RESULT).unlink(missing_ok=True)  # it does not describe the weights of further steps
+    elif first_step < last_step:
+        # The result will be that of this command. The settings are the same, and the versions stay the first ones.
+        call = {name: config[name] for name in ("command", "validation") if name in config}
+        write_checked(folder.path / CONFIG, {**folder.config, **call})
     # The lines of steps after the checkpoint go, because these steps are taken again.
-    first_step = folder.state.step
     text = "".join(checked_line(line) for line in folder.history if line["step"] <= first_step)
     replace_file(journal, lambda temporary: temporary.write_text(text))
     meter = training_meter(

@@ -113,9 +113,9 @@ class Job:
     def config(self) -> dict[str, Any]:
         """The configuration of the run: every setting that affects its result, and how it was called."""
         lengths = self.prepared.split("train").lengths
-        options_of_first_call = replace(self.options, resume=False)
+        options_from_first_step = replace(self.options, resume=False)
         command = typed(
-            "train", [self.task], self.reservoir, self.source, options_of_first_call, self.place
+            "train", [self.task], self.reservoir, self.source, options_from_first_step, self.place
         )
         config = make_config(
             self._settings(),
@@ -195,6 +195,11 @@ def load_job(
         notify(*_notes_on_letters(prepared.task, settings))
     # 3. The kind of the rows of a step.
     row_kind = _row_kind(task, generator, options)
+    if ranks.first and row_kind == "fresh" and source.limit is not None:
+        notify(
+            f"{prepared.task.name}: every step has new training rows; --limit {source.limit} holds for valid and test, "
+            "and --rows stored also limits the training rows"
+        )
     # 4. The model.
     if prepared.task.labels_each_token or prepared.task.labels_text_tokens:
         raise InputError(

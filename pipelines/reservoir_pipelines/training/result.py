@@ -129,6 +129,11 @@ class Training(Record):
         }
         return from_json(cls, {**fields, **converted})
 
+    @classmethod
+    def from_folder(cls, folder: Path, values: dict[str, Any]) -> "Training":
+        """Build a result from the values stored in the folder of its run, which may have been moved since."""
+        return cls.from_dict({**values, "run": str(folder)})
+
 
 @dataclass(frozen=True)
 class _TestScores:

@@ -4,6 +4,7 @@ import itertools
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ import torch
 from reservoir.backbones.weights import frozen_unchanged
 from reservoir.errors import InputError
 from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
+from reservoir.plan.columns import split_names
+from reservoir.tasks import variant_of
 from reservoir.training.trainer import processes
 from reservoir_pipelines.files import cache_root, write_checked
 from reservoir_pipelines.output import notify
@@ -78,7 +81,7 @@ def train_once(
         state = folder.state
         if not test:
             _refuse_longer_run(folder, last_step)
-        result = folder.final_result(Training.from_dict, options, job.patience)
+        result = folder.final_result(partial(Training.from_folder, folder.path), options, job.patience)
         if result:
             if state.step > last_step and ranks.first:
                 notify(f"{folder.path}: this run already has {state.step:,} steps; printing its result")
@@ -174,9 +177,17 @@ def _sweep(
 ) -> list[_Trial]:
     """Train with each combination of the values of ``--sweep``, and return the trials, best validation score first.
 
-    Raise `InputError` if all of them diverged before their first validation.
+    Raise `InputError` if all of them diverged before their first validation, or if the values change nothing.
     """
     combinations = _combinations(options)
+    # No layer above the lowest trained one has dropout if only the output layer is trained.
+    trains_only_output = split_names(options.train or ()) == ("output",)
+    drops_in_frozen_layers = variant_of(source.given, task).drops_in_frozen_layers
+    sweeps_dropout = "dropout" in (options.sweep or {})
+    if sweeps_dropout and trains_only_output and not drops_in_frozen_layers:
+        raise InputError(
+            "--sweep dropout: with --train output no layer has dropout", "remove it, or train other groups"
+        )
     trials = list[_Trial]()
     for number, values in enumerate(combinations, start=1):
         notify(f"sweep {number} of {len(combinations)}: {_text(values)}")
