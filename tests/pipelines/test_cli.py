@@ -104,6 +104,7 @@ def wrong_inputs(tmp_path, tiny_gpt2, cut):
         (["extract", "digits", "--backbone", tiny_gpt2, "--init", "magic"], "magic"),
         (["extract", "digits", "--backbone", tiny_gpt2, "--store", "int8"], "int8"),
         (["extract"], "task"),
+        (["extract", ""], "extract: task is empty; give a name or a path"),
         (["fit", "digits"], "reservoir extract digits"),
         (["predict", tmp_path, tiny_gpt2 / "config.json"], "neither a readout nor a run"),
         (["export", bare], "neither a readout nor a run"),
