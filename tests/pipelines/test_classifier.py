@@ -198,6 +198,26 @@ def test_integers_are_read_as_in_files_with_a_warning(classifier, tmp_path, x, v
 
 
 @pytest.mark.parametrize(
+    "form",
+    [
+        lambda table: table.convert_dtypes(),
+        lambda table: table.astype("int64[pyarrow]"),
+        lambda table: table.to_numpy(object),
+        lambda table: table.astype({"t0": "uint64"}),
+    ],
+)
+def test_whole_numbers_of_any_type_are_read_as_int64(classifier, form):
+    x, y = letters(60)
+    table = pd.DataFrame(x).add_prefix("t")
+    with pytest.warns(UserWarning, match="X read as 4 symbols"):
+        model = classifier(layers="embed").fit(form(table), y)
+    expected = classifier(layers="embed", vocabulary=4).fit(x, y).predict_proba(x)
+    np.testing.assert_array_equal(model.predict_proba(form(table)), expected)
+    for values in (form(table).astype("float64"), table.astype("uint64") + np.uint64(2**63 - 2)):
+        assert classifier(layers="embed").fit(values, y).vocabulary_ is None
+
+
+@pytest.mark.parametrize(
     ("settings", "shape", "message"),
     [
         ({"vocabulary": -1}, (20, 4), "not a symbol from 0"),

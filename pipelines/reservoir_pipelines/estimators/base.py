@@ -31,6 +31,7 @@ from reservoir_pipelines.estimators.padded_rows import (
     scaling_of,
     unnested,
     with_channels_last,
+    with_whole_numbers,
 )
 from reservoir_pipelines.estimators.row_cache import TASK, row_cache, shared_model
 from reservoir_pipelines.signatures import described
@@ -190,7 +191,7 @@ class ReservoirEstimator(BaseEstimator):
         # A table of series becomes a list of sequences, whose columns are channels.
         column_names: list[str] = list(getattr(x, "columns", ()))
         _refuse_shared_names(column_names)
-        x = unnested(x)
+        x = with_whole_numbers(unnested(x))
         if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
             raise ValueError("X holds texts; pass the codes of letters, [list(t.encode()) for t in X]")
         # The channels of a table are its columns, and those of its sequences are last now.

@@ -13,6 +13,7 @@ from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir_pipelines.data.array_axes import channels_seem_first
 from reservoir_pipelines.data.rows import padded
 from reservoir_pipelines.data.values import (
+    INT64,
     as_values,
     centre_and_spread,
     check_outliers,
@@ -94,6 +95,30 @@ def unnested(x: Any) -> Any:
                 f"X[{row}] holds series of several lengths: {shapes}; drop or resample some columns"
             )
     return [np.stack([np.asarray(cell, float) for cell in cells], axis=1) for cells in rows]
+
+
+def with_whole_numbers(x: Any) -> Any:
+    """Return a table of pandas or an array of objects as int64 if it holds integers alone; any other X unchanged.
+
+    scikit-learn makes floats of integers in pandas' nullable columns, of integers among objects, and of a table of
+    several types without a common integer type, and then symbols would be read as values.
+    """
+    from pandas import DataFrame
+    from pandas.api.types import infer_dtype
+
+    is_array_of_objects = isinstance(x, np.ndarray) and x.dtype == object and x.ndim == 2
+    if not (isinstance(x, DataFrame) or is_array_of_objects) or 0 in x.shape:
+        return x
+    table = DataFrame(x)
+    holds_integers = all(infer_dtype(column, skipna=False) == "integer" for _, column in table.items())
+    if not holds_integers or table.isna().any(axis=None):
+        return x
+    types = list(table.dtypes)
+    are_of_numpy = all(isinstance(dtype, np.dtype) for dtype in types)
+    if are_of_numpy and np.result_type(*types).kind in "ui":  # scikit-learn keeps them
+        return x
+    fit_in_int64 = min(table.min()) >= INT64.min and max(table.max()) <= INT64.max
+    return x.astype(np.int64) if fit_in_int64 else x
 
 
 def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
