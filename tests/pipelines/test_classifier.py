@@ -382,6 +382,27 @@ def test_sequences_of_unequal_length_are_a_list_of_arrays(by_command, tiny_gpt2)
         model.predict([x[0], np.zeros(0)])
 
 
+@pytest.mark.parametrize("pool", ["tokens", "all", "around1", "mean"])
+def test_a_warning_says_which_columns_read_only_the_beginning_of_longer_rows(pool, tiny_gpt2, recwarn):
+    x, y = series(40)
+    settings = {"backbone": str(tiny_gpt2), "layers": "embed", "pool": pool, "compute": "float32"}
+    longer = [np.append(row, row[:9]) for row in x[:3]]
+    model = ReservoirTransformer(**settings).fit(x)
+    found = model.transform(longer)
+    if pool == "mean":
+        assert len(recwarn) == 0
+        return
+    (warning,) = recwarn
+    message = f"X: 3 rows are longer than any row of the fit; embed/{pool} read the first 40 tokens"
+    assert (str(warning.message), warning.filename) == (message, __file__)
+    if pool == "all":
+        np.testing.assert_array_equal(found, model.set_params(pool="tokens").fit(x).transform(longer))
+    classifier = ReservoirClassifier(**settings).fit(x, y)
+    with pytest.warns(UserWarning, match="read the first 40 tokens") as caught:
+        assert classifier.predict(longer).shape == (3,)
+    assert caught[0].filename == __file__
+
+
 def test_lists_go_through_cross_validation_and_objects_are_lists(tiny_gpt2):
     x, y, _ = ragged(40)
     model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std", cv=3)

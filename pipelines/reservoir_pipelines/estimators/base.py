@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -19,7 +20,7 @@ from reservoir.errors import nearest
 from reservoir.loaded_model import LoadedModel
 from reservoir.option_fields import keyword
 from reservoir.plan.resolved import Plan, resolve
-from reservoir.raw_input import raw_features
+from reservoir.raw_input import longer_rows_note, raw_features
 from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.estimators.padded_rows import (
@@ -294,7 +295,10 @@ class ReservoirEstimator(BaseEstimator):
         return features
 
     def _joined_features(self, rows: PaddedRows, columns: Columns) -> np.ndarray:
-        """Return the features (rows, width) of columns side by side."""
+        """Return the features (rows, width) of columns side by side; warn if these read new rows only in part."""
+        if note := longer_rows_note(columns, self._task, rows.lengths):
+            # The line of the user that called `predict` or `transform`, which scikit-learn wraps.
+            warnings.warn(f"X: {note}", stacklevel=4)
         features = self._features(rows)
         return np.concatenate([features(column) for column in columns], axis=1)
 
