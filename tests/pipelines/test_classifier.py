@@ -446,6 +446,24 @@ def test_a_sample_of_weight_0_is_in_no_fold(settings, tiny_gpt2):
         np.testing.assert_allclose(scores, without.cv_results_["score"], rtol=1e-6)
 
 
+def test_a_sample_of_weight_0_decides_nothing(tiny_gpt2):
+    x, y = letters(40)
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="mean,max")
+    # The last row is longer than the others and has a symbol of its own.
+    longer, weights = [*x, np.full(50, 9)], np.append(np.ones(40), 0)
+    weighted = clone(model).fit(longer, [*y, "other"], sample_weight=weights)
+    without = model.fit(x, y)
+    assert (weighted.vocabulary_, weighted._plan.reservoir) == (4, without._plan.reservoir)
+    assert (weighted.n_features_in_, without.n_features_in_) == (50, 14)
+    np.testing.assert_array_equal(weighted.cv_results_["score"], without.cv_results_["score"])
+    np.testing.assert_allclose(weighted.predict_proba(list(x)), without.predict_proba(x), atol=1e-6)
+    # An outlier that would be refused.
+    x, y = series(40)
+    x[0] = 1e30
+    model.fit(x, y, sample_weight=np.arange(40) > 0)
+    assert np.isfinite(model.predict_proba(x[1:])).all()
+
+
 def test_a_number_of_folds_of_numpy_keeps_groups_together(tiny_gpt2):
     x, y = series(60)
     model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std")
