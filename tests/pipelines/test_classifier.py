@@ -197,6 +197,17 @@ def test_integers_are_read_as_in_files_with_a_warning(classifier, tmp_path, x, v
     np.testing.assert_array_equal(explicit.predict_proba(x), model.predict_proba(x))
 
 
+def test_a_symbol_that_no_training_row_had_is_refused_with_a_remedy_that_works(classifier):
+    x, y = letters(60)
+    x[0, 0] = 4
+    model = classifier(layers="embed")
+    with pytest.warns(UserWarning, match="or vocabulary=N if other data has more symbols"):
+        model.fit(x[1:], y[1:])
+    with pytest.raises(ValueError, match=r"4 is not a symbol from 0 to 3; .*pass vocabulary=N, the number of symbols"):
+        model.predict(x)
+    assert np.isfinite(cross_val_score(classifier(layers="embed", vocabulary=5), x, y, cv=KFold(3))).all()
+
+
 @pytest.mark.parametrize(
     "form",
     [

@@ -180,11 +180,12 @@ def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
     reading = read_integers(x, lengths)
     vocabulary = int(x.max()) + 1 if reading.are_names else None
     if vocabulary:
-        reading_text, remedy = f"{vocabulary:,} symbols", "floats"
+        reading_text = f"{vocabulary:,} symbols"
+        remedy = "pass floats if they are values, or vocabulary=N if other data has more symbols"
     else:
-        reading_text, remedy = "values", "a vocabulary"
+        reading_text, remedy = "values", "pass vocabulary=N if they are symbols"
     warnings.warn(
-        f"X read as {reading_text} ({reading.why}); if this is wrong, pass {remedy}",
+        f"X read as {reading_text} ({reading.why}); {remedy}",
         stacklevel=4,  # the line of the user that called `fit`
     )
     return vocabulary
@@ -202,7 +203,10 @@ def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None, missing:
         expected = "(rows, tokens)" if holds_symbols else "(rows, values) or (rows, values, channels)"
         raise ValueError(f"X has the shape {x.shape}; give {expected}")
     if holds_symbols:
-        return PaddedRows(clean_symbols("X", x, lengths, vocabulary).astype(np.int64), lengths)
+        # In cross-validation, the training rows of a fold may lack a symbol that its held-out rows have.
+        remedy = "replace it, or pass vocabulary=N, the number of symbols of all data"
+        symbols = clean_symbols("X", x, lengths, vocabulary, remedy=remedy)
+        return PaddedRows(symbols.astype(np.int64), lengths)
     has_gap = np.isnan(x).reshape(len(x), -1).any(axis=1)  # (rows,)
     if missing == "refuse" and has_gap.any():
         raise ValueError(
