@@ -231,7 +231,14 @@ def test_whole_numbers_of_any_type_are_read_as_int64(classifier, form):
 @pytest.mark.parametrize(
     ("settings", "shape", "message"),
     [
-        ({"vocabulary": -1}, (20, 4), "not a symbol from 0"),
+        ({"vocabulary": -1}, (20, 4), "vocabulary=-1: give a whole number from 1 on, or None"),
+        ({"vocabulary": 4.0}, (20, 4), "vocabulary=4.0: give a whole number"),
+        ({"vocabulary": "4"}, (20, 4), "vocabulary='4': give a whole number"),
+        ({"vocabulary": True}, (20, 4), "vocabulary=True: give a whole number"),
+        ({"channels_first": "false"}, (20, 2, 4), "channels_first='false': give True or False"),
+        ({"class_weight": {0: -1}}, (20, 4), "class_weight needs finite values"),
+        ({"class_weight": {0: np.nan}}, (20, 4), "class_weight needs finite values"),
+        ({"class_weight": {0: 0, 1: 0}}, (20, 4), "class_weight needs finite values"),
         ({}, (20, 4, 2, 2), "give \\(rows, values\\) or"),
         ({"vocabulary": 3}, (20, 4, 2), "give \\(rows, tokens\\)"),
         ({"layers": "block09"}, (20, 4), "block09"),
@@ -245,6 +252,12 @@ def test_wrong_input_is_refused_in_one_line(classifier, passes, settings, shape,
     with pytest.raises(ValueError, match=message) as caught:
         classifier(**settings).fit(np.zeros(shape), np.arange(20) % 2)
     assert "\n" not in str(caught.value) and passes == []
+
+
+def test_nested_penalties_are_refused(classifier):
+    x, y = waves()
+    with pytest.raises(ValueError, match=r"alphas has the shape \(1, 2\); give a penalty, or a list"):
+        classifier(alphas=[[1, 2]]).fit(x, y)
 
 
 def test_channels_of_a_table_in_another_order_are_refused(classifier):

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy as np
@@ -183,12 +184,22 @@ class ReservoirEstimator(BaseEstimator):
         tags.input_tags.allow_nan = self.missing != "refuse"
         return tags
 
+    def _check_own_parameters(self) -> None:
+        """Raise `ValueError` for wrong values of ``vocabulary`` and ``channels_first``, which no option checks."""
+        is_number = isinstance(self.vocabulary, Integral) and not isinstance(self.vocabulary, bool)
+        if self.vocabulary is not None and not (is_number and self.vocabulary >= 1):
+            raise ValueError(f"vocabulary={self.vocabulary!r}: give a whole number from 1 on, or None")
+        if not isinstance(self.channels_first, bool | np.bool_):
+            raise ValueError(f"channels_first={self.channels_first!r}: give True or False")
+
     def _checked(self, x: Any, y: Any = NO_Y, *, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
         """Return what scikit-learn's checks return, X or with a y the pair (X, y), and the lengths of sequences (n,).
 
         ``reset`` is True in `fit`, which records the columns and the number of values of X, and False for new data,
         which must match them. ``checks`` are further arguments of scikit-learn's `check_array` or `check_X_y`.
         """
+        if reset:
+            self._check_own_parameters()
         # A table of series becomes a list of sequences, whose columns are channels.
         column_names: list[str] = list(getattr(x, "columns", ()))
         _refuse_shared_names(column_names)

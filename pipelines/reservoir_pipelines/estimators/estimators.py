@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from reservoir.column import column_shapes
 from reservoir.readouts.linear import LinearReadout, Targets, balanced_weights
 from reservoir_pipelines.estimators.base import ReservoirEstimator, with_parameters
-from reservoir_pipelines.estimators.predictor import ReservoirPredictor
+from reservoir_pipelines.estimators.predictor import ReservoirPredictor, are_weights
 
 
 @with_parameters("vocabulary", "channels_first", "alphas", "cv", "class_weight")
@@ -243,5 +243,7 @@ def code_labels(
         class_weights = balanced_weights(np.bincount(codes, weights))
     elif class_weight is not None:
         weights_in_order = compute_class_weight(class_weight, classes=classes, y=weighted_labels)
+        if not are_weights(weights_in_order):
+            raise ValueError("class_weight needs finite values of at least zero, not all of them zero")
         class_weights = tuple(weights_in_order.tolist())
     return classes, codes, Targets(1, len(classes), class_weights)

@@ -199,6 +199,8 @@ class ReservoirPredictor(ReservoirEstimator):
         # The grid of penalties may grow and shrink only if the user has not given it.
         has_default_alphas = self.alphas is None
         alphas = DEFAULT_ALPHAS if has_default_alphas else np.array(self.alphas, np.float64, ndmin=1)
+        if alphas.ndim > 1:
+            raise ValueError(f"alphas has the shape {alphas.shape}; give a penalty, or a list of penalties")
         fitter = RidgeFitter(
             classes=targets.classes,
             alphas=alphas,
@@ -287,14 +289,18 @@ def _fit_raw(
     return [Choice(fit_source(fitter, raw), raw, fitter)] if chooses else []
 
 
+def are_weights(values: np.ndarray) -> bool:
+    """Return whether ``values`` (n,) can be weights: finite, at least 0, and not all of them 0."""
+    return bool(np.isfinite(values).all() and (values >= 0).all() and values.any())
+
+
 def check_sample_weights(sample_weight: ArrayLike | None, x: np.ndarray) -> np.ndarray | None:
     """Return the weights (n,) of samples, or None without weights; raise `ValueError` for invalid ones."""
     if sample_weight is None:
         return None
     weights = column_or_1d(sample_weight, dtype=np.float64)
     check_consistent_length(x, weights)
-    are_valid = np.isfinite(weights).all() and (weights >= 0).all() and weights.any()
-    if not are_valid:
+    if not are_weights(weights):
         raise ValueError("sample_weight needs finite values of at least zero, not all of them zero")
     return weights
 
