@@ -254,6 +254,24 @@ def test_wrong_input_is_refused_in_one_line(classifier, passes, settings, shape,
     assert "\n" not in str(caught.value) and passes == []
 
 
+@pytest.mark.parametrize("kind", ["string", "category", "boolean", "object"])
+def test_a_missing_label_is_named(classifier, kind):
+    x, _ = waves()
+    y = pd.Series([True, False, None] * 20, dtype="boolean").astype(kind)
+    with pytest.raises(ValueError, match=r"y\[2\] is missing; give every sample a value"):
+        classifier().fit(x, y)
+
+
+@pytest.mark.parametrize("kind", ["category", "datetime64[ns]"])
+@pytest.mark.parametrize("vocabulary", [None, 4])
+def test_columns_of_another_type_are_refused(classifier, kind, vocabulary):
+    x, y = letters(60)
+    table = pd.DataFrame(x)
+    table = table.replace(dict(enumerate("ACGT"))).astype(kind) if kind == "category" else table.astype(kind)
+    with pytest.raises(ValueError, match=r"X has the type .*; give numbers"):
+        classifier(vocabulary=vocabulary).fit(table, y)
+
+
 def test_nested_penalties_are_refused(classifier):
     x, y = waves()
     with pytest.raises(ValueError, match=r"alphas has the shape \(1, 2\); give a penalty, or a list"):

@@ -194,9 +194,11 @@ def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
 def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None, missing: str) -> PaddedRows:
     """Return checked X as rows of symbols, or of values if ``vocabulary`` is None.
 
-    ``missing`` decides what happens to NaN (see `as_values`). Raises ValueError for X of another shape, for numbers
-    that are no symbols of the vocabulary, and for NaN if ``missing`` is "refuse".
+    ``missing`` decides what happens to NaN (see `as_values`). Raises ValueError for X of another shape or type, for
+    numbers that are no symbols of the vocabulary, and for NaN if ``missing`` is "refuse".
     """
+    if x.dtype.kind not in "biuf":  # booleans, integers, unsigned integers, floats
+        raise ValueError(f"X has the type {x.dtype}; give numbers, such as codes of categories")
     holds_symbols = vocabulary is not None
     most_axes = 2 if holds_symbols else 3
     if x.ndim > most_axes:

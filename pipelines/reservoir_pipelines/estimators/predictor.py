@@ -159,11 +159,13 @@ class ReservoirPredictor(ReservoirEstimator):
             The fitted estimator.
         """
         # Check the arguments, as estimators of scikit-learn do. A y of one column is read as (n_samples,).
-        shape = np.asarray(y).shape
-        has_several_outputs = len(shape) == 2 and shape[1] > 1
+        given_labels = np.asarray(y)
+        has_several_outputs = given_labels.ndim == 2 and given_labels.shape[1] > 1
+        # scikit-learn names NaN among numbers, but not what is missing among other labels.
+        if given_labels.ndim and given_labels.dtype.kind not in "biuf":
+            refuse_missing("y", given_labels)
         checks = {"multi_output": has_several_outputs} | self._checks_of_y
         (checked_x, labels), lengths = self._checked(X, y, reset=True, ensure_min_samples=2, **checks)
-        refuse_missing("y", labels)
         weights = check_sample_weights(sample_weight, checked_x)
         # Labels become numbers. A row of weight 0 counts as none in everything but the user's own folds.
         coded, targets = self._coded(labels, weights)
