@@ -78,11 +78,13 @@ def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
 
 
 def require_path(value: object, what: str) -> str:
-    """Return a name or a path as text; raise `InputError` for anything else, such as an array.
+    """Return a name or a path as text; raise `InputError` for an empty text, and for other values, such as an array.
 
     ``what`` is the function and its argument, such as ``predict: readout``, for the message.
     """
     if isinstance(value, str | PathLike):
+        if not fspath(value):  # which `Path` would read as the current folder
+            raise InputError(f"{what} is empty", "give a name or a path")
         return str(fspath(value))
     if what.endswith(": readout"):
         remedy = "pass the attribute saved of the result of fit, or run of that of train"

@@ -130,9 +130,10 @@ def _compute(
                 out[column][rows, 0] = pooled[places]
                 continue
             values = pooled if label_tokens is None else _at(label_tokens, pooled)
-            # A batch may have fewer tokens than the longest row; ``out`` is not initialised.
-            tokens = values.shape[1]
-            out[column][rows, :tokens] = values
+            # A batch may have fewer tokens than the longest row of the task; ``out`` is not initialised. Its tokens may
+            # also be more, because new rows may be longer, and a readout of single tokens reads only the first of them.
+            tokens = min(values.shape[1], out[column].shape[1])
+            out[column][rows, :tokens] = values[:, :tokens]
             if tokens < out[column].shape[1]:
                 out[column][rows, tokens:] = 0
         yield True

@@ -398,6 +398,7 @@ class AllTokens(Pooling):
 
     pattern = "all"
     per_token = True
+    by_position = True
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
         return max_tokens, width
@@ -426,6 +427,7 @@ class Around(Pooling):
     pattern = "aroundK"
     note = "of K windows around each token"
     per_token = True
+    by_position = True
 
     def shape(self, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
         """Return all tokens, each of K features per channel; raise `InputError` if K is too large."""

@@ -1,9 +1,11 @@
-"""The raw input as features of a baseline, and stored sequences as the values that a model reads."""
+"""The raw input as features of a baseline, stored sequences as the values that a model reads, and what is cut off."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from reservoir.column import RAW, Baseline, Column
 from reservoir.pooling import Pooling, find_pooling
 from reservoir.tasks.pictures import as_patches
 from reservoir.tasks.task import Scaling, Task, Tokens
@@ -28,6 +30,27 @@ def raw_pooling(task: Task) -> Pooling:
     is_wide = _row_values(task) > MAX_WIDTH
     has_words = are_words(task.alphabet)  # whose letters have no fixed positions
     return find_pooling("segments8" if is_wide or has_words else "tokens")
+
+
+def longer_rows_note(columns: Iterable[Column | Baseline], task: Task, lengths: np.ndarray) -> str | None:
+    """Return a note that some columns read only the beginning of rows longer than those of ``task``, else None.
+
+    ``columns`` are those of a readout, ``task`` is that of its fit, and ``lengths`` (rows,) are those of new rows.
+    """
+    long_rows = int((lengths > task.max_tokens).sum())
+    if not long_rows:
+        return None
+    # Features of single tokens are those of the first tokens. Among the baselines, only the raw input may have such.
+    cut_columns = [
+        str(column)
+        for column in columns
+        if (isinstance(column, Column) and find_pooling(column.pooling).by_position)
+        or (column == RAW and raw_pooling(task).by_position)
+    ]
+    if not cut_columns:
+        return None
+    consequence = f"{', '.join(cut_columns)} read the first {task.max_tokens:,} tokens"
+    return f"{long_rows:,} rows are longer than any row of the fit; {consequence}"
 
 
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:

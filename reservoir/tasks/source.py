@@ -157,20 +157,22 @@ def padded(rows: Sequence[bytes], width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def clean_symbols(
-    where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0
+    where: str,
+    x: np.ndarray,
+    lengths: np.ndarray,
+    vocabulary: int,
+    first_row: int = 0,
+    remedy: str = "replace it, or fit to data with more symbols",
 ) -> np.ndarray:
     """Return symbols (rows, tokens) in the smallest sufficient type, with zeros after each row's end.
 
     Raise `InputError` for the first number that is not a symbol of the vocabulary. The message begins with ``where``,
-    and counts rows from ``first_row``, the number of the first row in the file.
+    counts rows from ``first_row``, the number of the first row in the file, and ends with ``remedy``.
     """
     problems = unknown_symbols(x, lengths, vocabulary)
     if problems:
         row = min(problems)
-        raise InputError(
-            f"{where}: row {first_row + row}, {problems[row]}",
-            "replace it, or fit to data with more symbols",
-        )
+        raise InputError(f"{where}: row {first_row + row}, {problems[row]}", remedy)
     is_real = np.arange(x.shape[1]) < lengths[:, None]
     return np.where(is_real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
 

@@ -197,10 +197,48 @@ def test_integers_are_read_as_in_files_with_a_warning(classifier, tmp_path, x, v
     np.testing.assert_array_equal(explicit.predict_proba(x), model.predict_proba(x))
 
 
+def test_a_symbol_that_no_training_row_had_is_refused_with_a_remedy_that_works(classifier):
+    x, y = letters(60)
+    x[0, 0] = 4
+    model = classifier(layers="embed")
+    with pytest.warns(UserWarning, match="or vocabulary=N if other data has more symbols"):
+        model.fit(x[1:], y[1:])
+    with pytest.raises(ValueError, match=r"4 is not a symbol from 0 to 3; .*pass vocabulary=N, the number of symbols"):
+        model.predict(x)
+    assert np.isfinite(cross_val_score(classifier(layers="embed", vocabulary=5), x, y, cv=KFold(3))).all()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda table: table.convert_dtypes(),
+        lambda table: table.astype("int64[pyarrow]"),
+        lambda table: table.to_numpy(object),
+        lambda table: table.astype({"t0": "uint64"}),
+    ],
+)
+def test_whole_numbers_of_any_type_are_read_as_int64(classifier, form):
+    x, y = letters(60)
+    table = pd.DataFrame(x).add_prefix("t")
+    with pytest.warns(UserWarning, match="X read as 4 symbols"):
+        model = classifier(layers="embed").fit(form(table), y)
+    expected = classifier(layers="embed", vocabulary=4).fit(x, y).predict_proba(x)
+    np.testing.assert_array_equal(model.predict_proba(form(table)), expected)
+    for values in (form(table).astype("float64"), table.astype("uint64") + np.uint64(2**63 - 2)):
+        assert classifier(layers="embed").fit(values, y).vocabulary_ is None
+
+
 @pytest.mark.parametrize(
     ("settings", "shape", "message"),
     [
-        ({"vocabulary": -1}, (20, 4), "not a symbol from 0"),
+        ({"vocabulary": -1}, (20, 4), "vocabulary=-1: give a whole number from 1 on, or None"),
+        ({"vocabulary": 4.0}, (20, 4), "vocabulary=4.0: give a whole number"),
+        ({"vocabulary": "4"}, (20, 4), "vocabulary='4': give a whole number"),
+        ({"vocabulary": True}, (20, 4), "vocabulary=True: give a whole number"),
+        ({"channels_first": "false"}, (20, 2, 4), "channels_first='false': give True or False"),
+        ({"class_weight": {0: -1}}, (20, 4), "class_weight needs finite values"),
+        ({"class_weight": {0: np.nan}}, (20, 4), "class_weight needs finite values"),
+        ({"class_weight": {0: 0, 1: 0}}, (20, 4), "class_weight needs finite values"),
         ({}, (20, 4, 2, 2), "give \\(rows, values\\) or"),
         ({"vocabulary": 3}, (20, 4, 2), "give \\(rows, tokens\\)"),
         ({"layers": "block09"}, (20, 4), "block09"),
@@ -214,6 +252,30 @@ def test_wrong_input_is_refused_in_one_line(classifier, passes, settings, shape,
     with pytest.raises(ValueError, match=message) as caught:
         classifier(**settings).fit(np.zeros(shape), np.arange(20) % 2)
     assert "\n" not in str(caught.value) and passes == []
+
+
+@pytest.mark.parametrize("kind", ["string", "category", "boolean", "object"])
+def test_a_missing_label_is_named(classifier, kind):
+    x, _ = waves()
+    y = pd.Series([True, False, None] * 20, dtype="boolean").astype(kind)
+    with pytest.raises(ValueError, match=r"y\[2\] is missing; give every sample a value"):
+        classifier().fit(x, y)
+
+
+@pytest.mark.parametrize("kind", ["category", "datetime64[ns]"])
+@pytest.mark.parametrize("vocabulary", [None, 4])
+def test_columns_of_another_type_are_refused(classifier, kind, vocabulary):
+    x, y = letters(60)
+    table = pd.DataFrame(x)
+    table = table.replace(dict(enumerate("ACGT"))).astype(kind) if kind == "category" else table.astype(kind)
+    with pytest.raises(ValueError, match=r"X has the type .*; give numbers"):
+        classifier(vocabulary=vocabulary).fit(table, y)
+
+
+def test_nested_penalties_are_refused(classifier):
+    x, y = waves()
+    with pytest.raises(ValueError, match=r"alphas has the shape \(1, 2\); give a penalty, or a list"):
+        classifier(alphas=[[1, 2]]).fit(x, y)
 
 
 def test_channels_of_a_table_in_another_order_are_refused(classifier):
@@ -362,6 +424,27 @@ def test_sequences_of_unequal_length_are_a_list_of_arrays(by_command, tiny_gpt2)
         model.predict([x[0], np.zeros(0)])
 
 
+@pytest.mark.parametrize("pool", ["tokens", "all", "around1", "mean"])
+def test_a_warning_says_which_columns_read_only_the_beginning_of_longer_rows(pool, tiny_gpt2, recwarn):
+    x, y = series(40)
+    settings = {"backbone": str(tiny_gpt2), "layers": "embed", "pool": pool, "compute": "float32"}
+    longer = [np.append(row, row[:9]) for row in x[:3]]
+    model = ReservoirTransformer(**settings).fit(x)
+    found = model.transform(longer)
+    if pool == "mean":
+        assert len(recwarn) == 0
+        return
+    (warning,) = recwarn
+    message = f"X: 3 rows are longer than any row of the fit; embed/{pool} read the first 40 tokens"
+    assert (str(warning.message), warning.filename) == (message, __file__)
+    if pool == "all":
+        np.testing.assert_array_equal(found, model.set_params(pool="tokens").fit(x).transform(longer))
+    classifier = ReservoirClassifier(**settings).fit(x, y)
+    with pytest.warns(UserWarning, match="read the first 40 tokens") as caught:
+        assert classifier.predict(longer).shape == (3,)
+    assert caught[0].filename == __file__
+
+
 def test_lists_go_through_cross_validation_and_objects_are_lists(tiny_gpt2):
     x, y, _ = ragged(40)
     model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std", cv=3)
@@ -403,6 +486,24 @@ def test_a_sample_of_weight_0_is_in_no_fold(settings, tiny_gpt2):
         groups_of_drawn = None if groups is None else groups[drawn]
         without = clone(model).fit(x[drawn], y[drawn], sample_weight=times[drawn], groups=groups_of_drawn)
         np.testing.assert_allclose(scores, without.cv_results_["score"], rtol=1e-6)
+
+
+def test_a_sample_of_weight_0_decides_nothing(tiny_gpt2):
+    x, y = letters(40)
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="mean,max")
+    # The last row is longer than the others and has a symbol of its own.
+    longer, weights = [*x, np.full(50, 9)], np.append(np.ones(40), 0)
+    weighted = clone(model).fit(longer, [*y, "other"], sample_weight=weights)
+    without = model.fit(x, y)
+    assert (weighted.vocabulary_, weighted._plan.reservoir) == (4, without._plan.reservoir)
+    assert (weighted.n_features_in_, without.n_features_in_) == (50, 14)
+    np.testing.assert_array_equal(weighted.cv_results_["score"], without.cv_results_["score"])
+    np.testing.assert_allclose(weighted.predict_proba(list(x)), without.predict_proba(x), atol=1e-6)
+    # An outlier that would be refused.
+    x, y = series(40)
+    x[0] = 1e30
+    model.fit(x, y, sample_weight=np.arange(40) > 0)
+    assert np.isfinite(model.predict_proba(x[1:])).all()
 
 
 def test_a_number_of_folds_of_numpy_keeps_groups_together(tiny_gpt2):

@@ -105,6 +105,7 @@ def wrong_inputs(tmp_path, tiny_gpt2, cut):
         (["extract", "digits", "--backbone", tiny_gpt2, "--store", "int8"], "int8"),
         (["extract", "digits", "--workers", 2, "--scheduler", "tcp://127.0.0.1:9"], "pass one of them"),
         (["extract"], "task"),
+        (["extract", ""], "extract: task is empty; give a name or a path"),
         (["fit", "digits"], "reservoir extract digits"),
         (["predict", tmp_path, tiny_gpt2 / "config.json"], "neither a readout nor a run"),
         (["export", bare], "neither a readout nor a run"),

@@ -503,6 +503,8 @@ def test_files_that_are_no_features_are_refused_in_one_line(own_arrays, tmp_path
     with pytest.raises(InputError, match=r"features cannot be read|not a readable") as refused:
         import_features(tmp_path / name, task=own_arrays[0], name="lab")
     assert "\n" not in str(refused.value)
+    with pytest.raises(InputError, match=rf"other-{name}: no such file or folder"):
+        import_features(tmp_path / f"other-{name}", task=own_arrays[0], name="lab")
 
 
 def test_a_member_without_suffix_that_unpacks_to_far_more_is_refused(own_arrays, tmp_path, monkeypatch):

@@ -405,15 +405,16 @@ def test_a_classifier_labels_longer_sequences(cache, three_lengths):
         model.predict([new[0], np.zeros(1025)])
 
 
-@pytest.mark.parametrize("columns", ["all", "raw", "block01/segments8"])
+@pytest.mark.parametrize("columns", ["all", "raw", "block01/segments8", "embed/all"])
 def test_predict_accepts_longer_series(cache, three_lengths, tmp_path, columns, capsys):
     data = str(write_padded(tmp_path / "d.npz", *three_lengths))
-    found = fit(extract(data, backbone="mini", compute="float32"), columns=columns)
+    choice = {"layers": "embed", "pool": "all"} if columns == "embed/all" else {}
+    found = fit(extract(data, backbone="mini", compute="float32", **choice), columns=columns)
     new, y = waves([90, 200, 35], seed=2)
     labels = [row.label for row in predict(found.saved, write_padded(tmp_path / "new.npz", new, y))]
-    if columns == "raw":
-        message = "2 rows are longer than any that the readout was fitted on; raw read the first"
-        assert message in capsys.readouterr().err
+    if columns in ("raw", "embed/all"):
+        message = f"2 rows are longer than any row of the fit; {columns} read the first 40 tokens"
+        assert message in capsys.readouterr().err and len(labels) == 3
     else:
         assert labels == y.tolist()
     if columns != "raw":

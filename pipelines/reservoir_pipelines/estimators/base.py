@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +21,7 @@ from reservoir.errors import nearest
 from reservoir.loaded_model import LoadedModel
 from reservoir.option_fields import keyword
 from reservoir.plan.resolved import Plan, resolve
-from reservoir.raw_input import raw_features
+from reservoir.raw_input import longer_rows_note, raw_features
 from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.estimators.padded_rows import (
@@ -31,6 +33,7 @@ from reservoir_pipelines.estimators.padded_rows import (
     scaling_of,
     unnested,
     with_channels_last,
+    with_whole_numbers,
 )
 from reservoir_pipelines.estimators.row_cache import TASK, row_cache, shared_model
 from reservoir_pipelines.signatures import described
@@ -181,16 +184,26 @@ class ReservoirEstimator(BaseEstimator):
         tags.input_tags.allow_nan = self.missing != "refuse"
         return tags
 
+    def _check_own_parameters(self) -> None:
+        """Raise `ValueError` for wrong values of ``vocabulary`` and ``channels_first``, which no option checks."""
+        is_number = isinstance(self.vocabulary, Integral) and not isinstance(self.vocabulary, bool)
+        if self.vocabulary is not None and not (is_number and self.vocabulary >= 1):
+            raise ValueError(f"vocabulary={self.vocabulary!r}: give a whole number from 1 on, or None")
+        if not isinstance(self.channels_first, bool | np.bool_):
+            raise ValueError(f"channels_first={self.channels_first!r}: give True or False")
+
     def _checked(self, x: Any, y: Any = NO_Y, *, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
         """Return what scikit-learn's checks return, X or with a y the pair (X, y), and the lengths of sequences (n,).
 
         ``reset`` is True in `fit`, which records the columns and the number of values of X, and False for new data,
         which must match them. ``checks`` are further arguments of scikit-learn's `check_array` or `check_X_y`.
         """
+        if reset:
+            self._check_own_parameters()
         # A table of series becomes a list of sequences, whose columns are channels.
         column_names: list[str] = list(getattr(x, "columns", ()))
         _refuse_shared_names(column_names)
-        x = unnested(x)
+        x = with_whole_numbers(unnested(x))
         if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
             raise ValueError("X holds texts; pass the codes of letters, [list(t.encode()) for t in X]")
         # The channels of a table are its columns, and those of its sequences are last now.
@@ -293,7 +306,10 @@ class ReservoirEstimator(BaseEstimator):
         return features
 
     def _joined_features(self, rows: PaddedRows, columns: Columns) -> np.ndarray:
-        """Return the features (rows, width) of columns side by side."""
+        """Return the features (rows, width) of columns side by side; warn if these read new rows only in part."""
+        if note := longer_rows_note(columns, self._task, rows.lengths):
+            # The line of the user that called `predict` or `transform`, which scikit-learn wraps.
+            warnings.warn(f"X: {note}", stacklevel=4)
         features = self._features(rows)
         return np.concatenate([features(column) for column in columns], axis=1)
 

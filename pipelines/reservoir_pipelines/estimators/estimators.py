@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from reservoir.column import column_shapes
 from reservoir.readouts.linear import LinearReadout, Targets, balanced_weights
 from reservoir_pipelines.estimators.base import ReservoirEstimator, with_parameters
-from reservoir_pipelines.estimators.predictor import ReservoirPredictor
+from reservoir_pipelines.estimators.predictor import ReservoirPredictor, are_weights
 
 
 @with_parameters("vocabulary", "channels_first", "alphas", "cv", "class_weight")
@@ -26,7 +26,8 @@ class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
     pooled over the tokens, are a column. Ridge readouts with every penalty are fitted to single
     columns and to several columns; the one with the best held-out accuracy is kept, and the raw input
     only if it is better by more than a standard error (see the rules of `fit`). Defaults are as in
-    `extract` and `fit`.
+    `extract` and `fit`, but the raw input has a ridge readout alone; `fit` also tries logistic
+    regression for it, and statistics of it.
 
     Features are cached in this process under the SHA-256 of the row, up to 1 GiB, so each distinct row
     goes through the model once, whatever the penalties, class weights and ``cv``. Values are
@@ -51,7 +52,8 @@ class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
     alpha_ : float
         The chosen penalty.
     best_score_ : float
-        Accuracy (R² of a regressor) of the chosen readout on held-out samples.
+        Accuracy of the chosen readout on held-out samples; balanced accuracy with ``class_weight``, and
+        R² of a regressor.
     cv_results_ : dict of ndarray
         ``column``, ``alpha`` and ``score`` of every readout tried.
     n_features_in_ : int
@@ -241,5 +243,7 @@ def code_labels(
         class_weights = balanced_weights(np.bincount(codes, weights))
     elif class_weight is not None:
         weights_in_order = compute_class_weight(class_weight, classes=classes, y=weighted_labels)
+        if not are_weights(weights_in_order):
+            raise ValueError("class_weight needs finite values of at least zero, not all of them zero")
         class_weights = tuple(weights_in_order.tolist())
     return classes, codes, Targets(1, len(classes), class_weights)

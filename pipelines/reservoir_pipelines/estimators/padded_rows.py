@@ -13,6 +13,7 @@ from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir_pipelines.data.array_axes import channels_seem_first
 from reservoir_pipelines.data.rows import padded
 from reservoir_pipelines.data.values import (
+    INT64,
     as_values,
     centre_and_spread,
     check_outliers,
@@ -96,6 +97,30 @@ def unnested(x: Any) -> Any:
     return [np.stack([np.asarray(cell, float) for cell in cells], axis=1) for cells in rows]
 
 
+def with_whole_numbers(x: Any) -> Any:
+    """Return a table of pandas or an array of objects as int64 if it holds integers alone; any other X unchanged.
+
+    scikit-learn makes floats of integers in pandas' nullable columns, of integers among objects, and of a table of
+    several types without a common integer type, and then symbols would be read as values.
+    """
+    from pandas import DataFrame
+    from pandas.api.types import infer_dtype
+
+    is_array_of_objects = isinstance(x, np.ndarray) and x.dtype == object and x.ndim == 2
+    if not (isinstance(x, DataFrame) or is_array_of_objects) or 0 in x.shape:
+        return x
+    table = DataFrame(x)
+    holds_integers = all(infer_dtype(column, skipna=False) == "integer" for _, column in table.items())
+    if not holds_integers or table.isna().any(axis=None):
+        return x
+    types = list(table.dtypes)
+    are_of_numpy = all(isinstance(dtype, np.dtype) for dtype in types)
+    if are_of_numpy and np.result_type(*types).kind in "ui":  # scikit-learn keeps them
+        return x
+    fit_in_int64 = min(table.min()) >= INT64.min and max(table.max()) <= INT64.max
+    return x.astype(np.int64) if fit_in_int64 else x
+
+
 def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
     """Return X with the channels as its last axis; with ``warn``, warn if they seem to be the second axis.
 
@@ -155,11 +180,12 @@ def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
     reading = read_integers(x, lengths)
     vocabulary = int(x.max()) + 1 if reading.are_names else None
     if vocabulary:
-        reading_text, remedy = f"{vocabulary:,} symbols", "floats"
+        reading_text = f"{vocabulary:,} symbols"
+        remedy = "pass floats if they are values, or vocabulary=N if other data has more symbols"
     else:
-        reading_text, remedy = "values", "a vocabulary"
+        reading_text, remedy = "values", "pass vocabulary=N if they are symbols"
     warnings.warn(
-        f"X read as {reading_text} ({reading.why}); if this is wrong, pass {remedy}",
+        f"X read as {reading_text} ({reading.why}); {remedy}",
         stacklevel=4,  # the line of the user that called `fit`
     )
     return vocabulary
@@ -168,16 +194,21 @@ def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
 def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None, missing: str) -> PaddedRows:
     """Return checked X as rows of symbols, or of values if ``vocabulary`` is None.
 
-    ``missing`` decides what happens to NaN (see `as_values`). Raises ValueError for X of another shape, for numbers
-    that are no symbols of the vocabulary, and for NaN if ``missing`` is "refuse".
+    ``missing`` decides what happens to NaN (see `as_values`). Raises ValueError for X of another shape or type, for
+    numbers that are no symbols of the vocabulary, and for NaN if ``missing`` is "refuse".
     """
+    if x.dtype.kind not in "biuf":  # booleans, integers, unsigned integers, floats
+        raise ValueError(f"X has the type {x.dtype}; give numbers, such as codes of categories")
     holds_symbols = vocabulary is not None
     most_axes = 2 if holds_symbols else 3
     if x.ndim > most_axes:
         expected = "(rows, tokens)" if holds_symbols else "(rows, values) or (rows, values, channels)"
         raise ValueError(f"X has the shape {x.shape}; give {expected}")
     if holds_symbols:
-        return PaddedRows(clean_symbols("X", x, lengths, vocabulary).astype(np.int64), lengths)
+        # In cross-validation, the training rows of a fold may lack a symbol that its held-out rows have.
+        remedy = "replace it, or pass vocabulary=N, the number of symbols of all data"
+        symbols = clean_symbols("X", x, lengths, vocabulary, remedy=remedy)
+        return PaddedRows(symbols.astype(np.int64), lengths)
     has_gap = np.isnan(x).reshape(len(x), -1).any(axis=1)  # (rows,)
     if missing == "refuse" and has_gap.any():
         raise ValueError(

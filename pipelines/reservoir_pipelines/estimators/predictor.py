@@ -18,7 +18,6 @@ from reservoir.plan.candidates import default_columns
 from reservoir.readouts.linear import Block, LinearReadout, Targets
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir_pipelines.estimators.base import ReservoirEstimator, refuse_missing
-from reservoir_pipelines.estimators.padded_rows import PaddedRows
 from reservoir_pipelines.fitting.candidates import Candidates
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, fit_source
 from reservoir_pipelines.fitting.folds import draw_folds, folds_can_choose
@@ -160,16 +159,32 @@ class ReservoirPredictor(ReservoirEstimator):
             The fitted estimator.
         """
         # Check the arguments, as estimators of scikit-learn do. A y of one column is read as (n_samples,).
-        shape = np.asarray(y).shape
-        has_several_outputs = len(shape) == 2 and shape[1] > 1
+        given_labels = np.asarray(y)
+        has_several_outputs = given_labels.ndim == 2 and given_labels.shape[1] > 1
+        # scikit-learn names NaN among numbers, but not what is missing among other labels.
+        if given_labels.ndim and given_labels.dtype.kind not in "biuf":
+            refuse_missing("y", given_labels)
         checks = {"multi_output": has_several_outputs} | self._checks_of_y
         (checked_x, labels), lengths = self._checked(X, y, reset=True, ensure_min_samples=2, **checks)
-        refuse_missing("y", labels)
         weights = check_sample_weights(sample_weight, checked_x)
-        # Labels become numbers. The data decides the model and the columns, of which folds choose one.
+        # Labels become numbers. A row of weight 0 counts as none in everything but the user's own folds.
         coded, targets = self._coded(labels, weights)
-        rows = self._plan_and_scale(checked_x, lengths, weights)
-        array_columns = self._array_columns(rows, coded, targets, weights, groups)
+        has_weight = np.ones(len(coded), bool) if weights is None else weights > 0
+        counted_x = checked_x
+        if weights is not None and not has_weight.all():
+            lengths, weights = lengths[has_weight], weights[has_weight]
+            counted_x = checked_x[has_weight, : lengths.max()]
+        # The data decides the model and the columns, of which folds choose one.
+        rows = self._plan_and_scale(counted_x, lengths, weights)
+        folds = self._fold_numbers(checked_x, coded, groups, has_weight, classifier=targets.classes > 0)
+        units = np.arange(len(coded)) if groups is None else np.unique(groups, return_inverse=True)[1]
+        array_columns = ArrayColumns(
+            features=self._features(rows),
+            y=coded[has_weight],
+            units=units[has_weight],
+            fold_of_sample=folds,
+            weights=weights,
+        )
         selection = self._select(array_columns, targets)
         choice = selection.choices[selection.saved]
         # Keep what `predict` needs, and what scikit-learn's search estimators show.
@@ -181,39 +196,13 @@ class ReservoirPredictor(ReservoirEstimator):
         self.cv_results_ = _results_table(selection)
         return self
 
-    def _array_columns(
-        self,
-        rows: PaddedRows,
-        coded: np.ndarray,
-        targets: Targets,
-        weights: np.ndarray | None,
-        groups: ArrayLike | None,
-    ) -> ArrayColumns:
-        """Return the columns to choose from, without the rows of weight 0."""
-        features = self._features(rows)
-        has_weight = np.ones(len(coded), bool) if weights is None else weights > 0
-        folds = self._fold_numbers(rows.x, coded, groups, has_weight, classifier=targets.classes > 0)
-        if groups is None:
-            units = np.arange(len(coded))
-        else:
-            _, units = np.unique(groups, return_inverse=True)
-        if has_weight.all():
-            return ArrayColumns(
-                features=features, y=coded, units=units, fold_of_sample=folds, weights=weights
-            )
-        return ArrayColumns(
-            features=lambda column: features(column)[has_weight],
-            y=coded[has_weight],
-            units=units[has_weight],
-            fold_of_sample=folds,
-            weights=None if weights is None else weights[has_weight],
-        )
-
     def _select(self, array_columns: ArrayColumns, targets: Targets) -> Selection:
         """Choose a readout as the stage `fit` does, with the raw input as the only baseline."""
         # The grid of penalties may grow and shrink only if the user has not given it.
         has_default_alphas = self.alphas is None
         alphas = DEFAULT_ALPHAS if has_default_alphas else np.array(self.alphas, np.float64, ndmin=1)
+        if alphas.ndim > 1:
+            raise ValueError(f"alphas has the shape {alphas.shape}; give a penalty, or a list of penalties")
         fitter = RidgeFitter(
             classes=targets.classes,
             alphas=alphas,
@@ -302,14 +291,18 @@ def _fit_raw(
     return [Choice(fit_source(fitter, raw), raw, fitter)] if chooses else []
 
 
+def are_weights(values: np.ndarray) -> bool:
+    """Return whether ``values`` (n,) can be weights: finite, at least 0, and not all of them 0."""
+    return bool(np.isfinite(values).all() and (values >= 0).all() and values.any())
+
+
 def check_sample_weights(sample_weight: ArrayLike | None, x: np.ndarray) -> np.ndarray | None:
     """Return the weights (n,) of samples, or None without weights; raise `ValueError` for invalid ones."""
     if sample_weight is None:
         return None
     weights = column_or_1d(sample_weight, dtype=np.float64)
     check_consistent_length(x, weights)
-    are_valid = np.isfinite(weights).all() and (weights >= 0).all() and weights.any()
-    if not are_valid:
+    if not are_weights(weights):
         raise ValueError("sample_weight needs finite values of at least zero, not all of them zero")
     return weights
 

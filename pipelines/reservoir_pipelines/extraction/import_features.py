@@ -122,6 +122,8 @@ def import_features(
     file: Path, task: str | None, name: str | None, options: TaskOptions, place: CacheOptions
 ) -> Extraction:
     """Write the arrays of a file, or of an exported folder, as an entry of a task; see `api.import_features`."""
+    if not file.exists():
+        raise InputError(f"{file}: no such file or folder", "give the path of the features")
     started = time.monotonic()
     root = cache_root(place.cache)
     # A folder describes its features, their model and their task; a file does not.

@@ -13,12 +13,12 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.batches import length_limits
-from reservoir.column import RAW, Column, parse_columns
+from reservoir.column import parse_columns
 from reservoir.inputs.text_reader import TextReader
 from reservoir.loaded_model import LoadedModel
 from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions, PredictOptions
-from reservoir.pooling import find_pooling
+from reservoir.raw_input import longer_rows_note
 from reservoir.tasks.task import Task
 from reservoir.tasks.texts import UNKNOWN, shown, texts_of
 from reservoir_pipelines.data.columns import listed
@@ -234,28 +234,17 @@ def _print_skipped(file: Path, rows: Rows) -> None:
     notify_skipped(file, rows.skipped, len(rows))
 
 
-def _reads_by_position(name: str) -> bool:
-    """Return whether the features of a column are those of single tokens, so that later tokens are not read."""
-    (column,) = parse_columns(name)
-    if isinstance(column, Column):
-        return find_pooling(column.pooling).by_position
-    return column == RAW  # among the baselines, the raw input has features of single tokens
-
-
 def _warn(bundle: Bundle, file: Path, rows: Rows, *, reads_symbols: bool) -> None:
     """Print reasons why predictions are less reliable than they look.
 
     ``reads_symbols`` says that the raw input or a model reads letters as symbols, not by its own tokenizer.
     """
     # 1. Rows that are longer than any of the fit, if a column reads only their beginning.
-    longest_of_fit, lengths = bundle.task.max_tokens, np.asarray(rows.lengths)
-    long_rows = int((lengths > longest_of_fit).sum())
-    by_position = [name for part in bundle.parts for name in part.columns if _reads_by_position(name)]
-    if long_rows and by_position and not bundle.task.labels_each_token:
-        consequence = f"{', '.join(by_position)} read the first {longest_of_fit:,} tokens"
-        notify(
-            f"{file}: {long_rows:,} rows are longer than any that the readout was fitted on; {consequence}"
-        )
+    lengths = np.asarray(rows.lengths)
+    columns = [column for part in bundle.parts for name in part.columns for column in parse_columns(name)]
+    note = longer_rows_note(columns, bundle.task, lengths)
+    if note and not bundle.task.labels_each_token:
+        notify(f"{file}: {note}")
     # 2. Letters that no training row had.
     alphabet = bundle.task.alphabet.removeprefix(UNKNOWN)  # empty if the rows are no texts
     if reads_symbols and alphabet:
