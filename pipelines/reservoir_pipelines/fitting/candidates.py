@@ -133,8 +133,8 @@ def named_columns(
     candidates = [parse_columns(name) for name in names]
     for column in itertools.chain.from_iterable(candidates):
         if column not in (*cached, *_baselines(task)):
-            names = ", ".join(names_of(cached)) or "none"
-            raise InputError(f"column {str(column)!r}: not cached", f"the cached ones are {names}")
+            cached_names = ", ".join(names_of(cached)) or "none"
+            raise InputError(f"column {str(column)!r}: not cached", f"the cached ones are {cached_names}")
     return tuple(dict.fromkeys(candidates))
 
 
