@@ -420,7 +420,8 @@ def test_predict_accepts_longer_series(cache, three_lengths, tmp_path, columns, 
     if columns != "raw":
         too_long = write_padded(tmp_path / "long.npz", [new[0], np.zeros(1025), *new[1:]], np.array([y[0], 0, *y[1:]]))
         first, second, *others = predict(found.saved, too_long)
-        assert [row.label for row in (first, *others)] == [row.truth for row in (first, *others)] == y.tolist()
+        assert [row.label for row in (first, *others)] == labels
+        assert [row.truth for row in (first, *others)] == y.tolist()
         assert second.label is None and second.problem == "row 1: 1,025 tokens, but the model reads at most 1,024"
         with pytest.raises(InputError, match=r"only\.npz: .*1,025"):
             predict(found.saved, write_padded(tmp_path / "only.npz", [np.zeros(1025)], np.zeros(1, int)))
