@@ -28,7 +28,7 @@ from tests.reservoir.models import make_fpt
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from model_types import results_of
+from model_types import VARIANTS, results_of, tiny_config
 
 WIDTH, DEPTH, VOCABULARY = 16, 3, 40
 TASK = Task(name="vectors", form=Vectors(4), max_tokens=7, classes=2)
@@ -236,6 +236,43 @@ def test_depth_and_seed_decide_what_is_drawn(folder):
     whole = load_backbone(str(folder), "pretrained")
     for name, parameter in pretrained.blocks.named_parameters():
         assert torch.equal(parameter, whole.blocks.get_parameter(name)), name
+
+
+@pytest.fixture
+def memory_of_nan():
+    """Let torch fill new memory with NaN, so that a tensor without a value shows."""
+    torch.use_deterministic_algorithms(True)  # `torch.utils.deterministic.fill_uninitialized_memory` is set by default
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+# Their classes draw parameters that have several axes and other names than weights, or the decay of a recurrent state.
+@pytest.mark.parametrize("kind", ["inkling_text", "hy_v4_vl_text", "qwen3_5_text", "olmo_hybrid", "recurrent_gemma"])
+def test_all_that_a_class_draws_is_drawn_from_the_seed(kind, memory_of_nan, tmp_path):
+    variant = VARIANTS[2 if kind == "hy_v4_vl_text" else 1]  # whose rotated channels fit the heads
+    tiny_config(transformers.CONFIG_MAPPING[kind], variant).save_pretrained(tmp_path)
+    drawn = load_backbone(str(tmp_path), "random")
+    for name, parameter in drawn.named_parameters():
+        assert parameter.isfinite().all(), name
+        if name.endswith((".fn", ".proj")):
+            assert 0 < parameter.std() < 0.1, name
+    assert weights_digest(load_backbone(str(tmp_path), "random")) == weights_digest(drawn)
+
+
+def test_a_parameter_that_is_not_finite_is_refused(tmp_path, monkeypatch):
+    folder = save("olmo2", tmp_path)
+    model = transformers.models.olmo2.modeling_olmo2.Olmo2RMSNorm
+    build = model.__init__
+
+    def with_nan(self, *arguments, **named):
+        build(self, *arguments, **named)
+        with torch.no_grad():
+            self.weight.fill_(torch.nan)
+
+    monkeypatch.setattr(model, "__init__", with_nan)
+    monkeypatch.setattr(model, "reset_parameters", lambda self: None, raising=False)
+    monkeypatch.setattr(transformers.PreTrainedModel, "_init_weights", lambda self, module: None)
+    assert "to values that are not finite" in outcome(load_backbone, str(folder), "random")
 
 
 @pytest.mark.parametrize(
