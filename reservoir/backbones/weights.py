@@ -238,6 +238,8 @@ def draw_parameters(
     def redraw(name: str, parameter: nn.Parameter) -> None:
         """Redraw one parameter in place."""
         values = parameter.detach().numpy()
+        if not values.size:  # such as the register tokens of a model without any
+            return
         random = generator(seed, name)
         if draw:
             drawn = draw(name, values.shape, config, random)
