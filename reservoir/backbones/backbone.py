@@ -400,9 +400,12 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
     """
     path = backbone.family.attention
     if not path:
-        raise InputError(
-            f"attention: {backbone.family.name} has no maps of the whole sequence", "use another backbone"
+        reason = (
+            "is not described by hand, so where its maps are is not known"
+            if backbone.family.is_generic
+            else "has no maps of the whole sequence"
         )
+        raise InputError(f"attention: {backbone.family.name} {reason}", "use another backbone")
     if not 1 <= layer <= backbone.depth:
         raise InputError(
             f"attention layer {layer}: this backbone has blocks 1 to {backbone.depth}", "choose one"

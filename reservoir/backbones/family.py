@@ -65,7 +65,15 @@ class Config:
 
 
 class SkipInitialisation(TorchFunctionMode):
-    """Skips the random initialisation of a model under construction, whose weights are replaced afterwards."""
+    """Skips the random initialisation of a model under construction, whose weights are replaced afterwards.
+
+    Each tensor that would be random gets a constant, so that no value depends on what was in its memory before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The parameters of two or more axes that a function of `torch.nn.init` would have drawn.
+        self.skipped: list[nn.Parameter] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # torch calls this for each of its functions that runs while the mode is active.
@@ -74,14 +82,27 @@ class SkipInitialisation(TorchFunctionMode):
         if not is_random:
             return func(*args, **kwargs)
         tensor = args[0] if args else kwargs["tensor"]
-        # Functions of `torch.nn.init`, which are Python functions, leave matrices as they are. All other tensors become
-        # zeros: biases, because a family's draw may keep them; and those of a method such as ``tensor.normal_()``,
-        # because torch draws a truncated normal by it, and repeats the draw until all values are in bounds.
+        # Functions of `torch.nn.init` are Python functions, unlike methods such as ``tensor.normal_()``.
         is_function_of_init = isinstance(func, FunctionType)
-        if is_function_of_init and tensor.dim() > 1:
-            return tensor
+        if is_function_of_init and tensor.dim() > 1 and isinstance(tensor, nn.Parameter):
+            self.skipped.append(tensor)
+        # A class may take the logarithm of uniform values, as for the decay of a recurrent state, so these become the
+        # middle of their bounds. All others become zeros, also because torch draws a truncated normal by
+        # ``tensor.normal_()``, and repeats the draw until all values are in bounds.
+        constant = _middle(args, kwargs) if func.__name__ == "uniform_" else 0.0
         with torch.no_grad():
-            return tensor.zero_()
+            return tensor.fill_(constant)
+
+
+def _middle(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+    """Return the middle of the bounds in the arguments of a ``uniform_``; 0 for the default bounds 0 and 1.
+
+    Classes draw between the default bounds what needs no value of its own, such as the vector of masked tokens.
+    """
+    # Functions of `torch.nn.init` call the bounds ``a`` and ``b``, methods ``from`` and ``to``.
+    low = args[1] if len(args) > 1 else kwargs.get("a", kwargs.get("from", 0.0))
+    high = args[2] if len(args) > 2 else kwargs.get("b", kwargs.get("to", 1.0))
+    return 0.0 if (low, high) == (0, 1) else (low + high) / 2
 
 
 @dataclass(frozen=True)

@@ -401,7 +401,9 @@ def _count_positions(part: nn.Module, part_config: Any) -> int | None:
 
 def _part_that_runs(whole_model: Any, config: Any) -> str:
     """Return the path of the part of a model that runs, by the table at the top of this file; empty for all of it."""
-    if getattr(config, "is_encoder_decoder", False):
+    # An encoder that was saved alone may deny in its configuration that the class of the model has a decoder.
+    takes_decoder_input = "decoder_input_ids" in inspect.signature(whole_model.forward).parameters
+    if getattr(config, "is_encoder_decoder", False) or takes_decoder_input:
         return _encoder_path(whole_model, config)
     # Models inside this one: they have a configuration of their own, and no head.
     inner_models = [

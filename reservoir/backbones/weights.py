@@ -3,7 +3,7 @@
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -98,10 +98,9 @@ def _draw_backbone(
 ) -> Backbone:
     """Return a backbone with the init ``random``, ``random-flat`` or ``tied``; no file is read."""
     lean = family.loader.lean(config, depth, with_token_embeddings=family.is_generic)
-    backbone = Backbone(_build(name, family, lean, seed), family, config, depth)
     # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
     draw = draw_normal if init == "random-flat" else family.draw
-    draw_parameters(backbone.model, draw, config, seed)
+    backbone = Backbone(_drawn_model(name, family, lean, draw, config, seed), family, config, depth)
     if init == "tied":
         tie_queries_and_keys(backbone, seed)
     return backbone
@@ -159,8 +158,7 @@ def load_native(
             raise InputError(f"--input native: {family.name} has no native input", "leave --input out")
         if init == "random":
             lean = family.loader.lean(config, depth, with_token_embeddings=True)
-            model = _build(name, family, lean, seed)
-            draw_parameters(model, family.draw, config, seed)
+            model = _drawn_model(name, family, lean, family.draw, config, seed)
             loaded = Pretrained(model, config, stored_digest=None)
         else:
             loaded = load_pretrained(
@@ -186,14 +184,25 @@ def load_native(
         return backbone, native_input
 
 
-def _build(name: str, family: Family, config: Any, seed: int) -> nn.Module:
-    """Return a model in float32 with arbitrary weights, which the caller will draw."""
-    check_memory(name, family, config, torch.float32)
-    # A class that nobody has described may draw constants, such as the time steps of Mamba, which the caller does not
-    # draw again. So they are drawn from the seed, and the state of torch's generator is restored afterwards.
-    with usable_configuration(name), SkipInitialisation(), torch.random.fork_rng(devices=[]):
+def _drawn_model(name: str, family: Family, lean: Any, draw: Draw, config: Any, seed: int) -> nn.Module:
+    """Return a model of the configuration ``lean`` in float32, with weights drawn by ``draw(..., config, ...)``.
+
+    Raise `InputError` if a parameter is not finite.
+    """
+    check_memory(name, family, lean, torch.float32)
+    # A class that nobody has described may draw constants, such as the time steps of Mamba, which are not drawn again.
+    # So they are drawn from the seed, and the state of torch's generator is restored afterwards.
+    skip = SkipInitialisation()
+    with usable_configuration(name), skip, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return family.loader.build(config)
+        model = family.loader.build(lean)
+    draw_parameters(model, draw, config, seed, skipped=skip.skipped)
+    for parameter_name, parameter in model.named_parameters():
+        # A sum is finite only if all values are, and needs no memory of the size of the parameter.
+        if not parameter.detach().sum().isfinite():
+            problem = f"model type {config.model_type!r}: its class sets {parameter_name} to values that are not finite"
+            raise InputError(problem, "choose another model, or pretrained weights")
+    return model
 
 
 def describe_weights(backbone: Backbone, init: str) -> str:
@@ -208,12 +217,20 @@ def describe_weights(backbone: Backbone, init: str) -> str:
 
 
 def draw_parameters(
-    model: nn.Module, draw: Draw | None, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)
+    model: nn.Module,
+    draw: Draw | None,
+    config: Any,
+    seed: int,
+    prefixes: tuple[str, ...] = ("",),
+    skipped: Sequence[nn.Parameter] = (),
 ) -> None:
     """Redraw in place the parameters whose names have one of these prefixes, by default all.
 
-    Without ``draw``, the values are normal with the mean and the standard deviation that the parameter has.
+    Without ``draw``, the values are normal with the mean and the standard deviation that the parameter has. The class
+    of the model draws the parameters in ``skipped``, so these are drawn even if ``draw`` keeps parameters of their
+    names.
     """
+    ids_of_skipped = {id(parameter) for parameter in skipped}
 
     # Each tensor has its own generator, keyed by the seed and its name, so that a model cut to fewer
     # blocks keeps the weights of the others. NumPy draws the values, because torch's draws depend on
@@ -221,9 +238,14 @@ def draw_parameters(
     def redraw(name: str, parameter: nn.Parameter) -> None:
         """Redraw one parameter in place."""
         values = parameter.detach().numpy()
+        if not values.size:  # such as the register tokens of a model without any
+            return
         random = generator(seed, name)
         if draw:
             drawn = draw(name, values.shape, config, random)
+            if drawn is None and id(parameter) in ids_of_skipped:
+                # A matrix under a name that does not say so, such as ``proj``.
+                drawn = draw(f"{name}.weight", values.shape, config, random)
             if drawn is None:  # the parameter keeps its value, such as the zeros of a bias
                 return
         else:

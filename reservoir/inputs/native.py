@@ -12,8 +12,8 @@ from reservoir.backbone_names import SHIPPED
 from reservoir.backbones import Backbone, content_digest, find, load_native
 from reservoir.backbones.generic import count_image_tokens, part_settings
 from reservoir.backbones.registry import pretrained_files
-from reservoir.backbones.vector_model import FrontEnd
-from reservoir.errors import InputError
+from reservoir.backbones.vector_model import FrontEnd, image_shape
+from reservoir.errors import InputError, as_input_error
 from reservoir.inputs.media_readers import PatchInput, PixelReader, SoundReader, read_processor
 from reservoir.inputs.text_reader import TextReader, has_tokenizer, read_tokenizer
 from reservoir.reservoir import Reservoir
@@ -155,10 +155,16 @@ def open_native(
         embedding.set_pixels((reader.pixels[0], reader.height, reader.width))  # channels, height, width
     elif isinstance(reader, PixelReader):
         # The positions of the pretrained size are interpolated to the size that the reader gives.
-        with torch.no_grad():
+        vision_embedding: Any = embedding
+        positions = vision_embedding.position_embeddings.detach()[0]
+        if (reader.height, reader.width) != image_shape(backbone.config)[1:]:
             tokens = torch.zeros(1, reader.max_tokens, backbone.width)
-            vision_embedding: Any = embedding
-            positions = vision_embedding.interpolate_pos_encoding(tokens, reader.height, reader.width)[0]
+            # transformers interpolates only positions of square images.
+            problem = f"--input native: {name}: its positions do not fit images of another size"
+            with as_input_error(problem, "leave --input out"), torch.no_grad():
+                positions = vision_embedding.interpolate_pos_encoding(tokens, reader.height, reader.width)[
+                    0
+                ]
         backbone.set_positions("embeddings.position_embeddings", positions)
         embedding = PatchInput(embedding)
     else:  # a tokenizer, which then refuses token IDs without an embedding

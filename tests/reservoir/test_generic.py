@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from reservoir.backbones import find, load_backbone, load_native, weights_digest
+from reservoir.backbones import attention_maps, find, load_backbone, load_native, weights_digest
 from reservoir.backbones.generic import generic_family, names_with_heads
 from reservoir.backbones.loading import check_memory
 from reservoir.batches import token_batches
@@ -28,7 +28,7 @@ from tests.reservoir.models import make_fpt
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from model_types import results_of
+from model_types import VARIANTS, results_of, tiny_config
 
 WIDTH, DEPTH, VOCABULARY = 16, 3, 40
 TASK = Task(name="vectors", form=Vectors(4), max_tokens=7, classes=2)
@@ -228,6 +228,25 @@ def test_one_part_of_a_model_runs_and_nothing_else_is_kept(kind, tmp_path, monke
     assert weights_digest(load_backbone(str(folder), "pretrained", depth=1)) != weights_digest(backbone)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("depth", [1, None])
+def test_need_of_positions_depends_on_neither_seed_nor_depth(seed, depth, tmp_path):
+    for kind, adds_positions in [("dinov3_vit", False), ("siglip_vision_model", True)]:
+        sizes = SETTINGS | VISION | {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+        settings = {name: sizes[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", *VISION)}
+        transformers.CONFIG_MAPPING[kind](**settings).save_pretrained(tmp_path / kind)
+        backbone = load_backbone(str(tmp_path / kind), "random", seed, depth)
+        assert backbone.model.adds_positions is adds_positions
+
+
+def test_an_encoder_that_was_saved_alone_is_that_of_its_model(tmp_path):
+    whole = save("mt5", tmp_path / "whole")
+    transformers.MT5EncoderModel.from_pretrained(whole).save_pretrained(tmp_path / "alone")
+    alone, expected = (load_backbone(str(folder), "pretrained") for folder in (tmp_path / "alone", whole))
+    embeds = torch.randn(2, 5, WIDTH)
+    assert torch.equal(alone(embeds), expected(embeds))
+
+
 def test_depth_and_seed_decide_what_is_drawn(folder):
     one, again, other = (load_backbone(str(folder), "random", seed, depth=1) for seed in (1, 1, 2))
     assert one.depth == 1 and weights_digest(one) == weights_digest(again) != weights_digest(other)
@@ -236,6 +255,64 @@ def test_depth_and_seed_decide_what_is_drawn(folder):
     whole = load_backbone(str(folder), "pretrained")
     for name, parameter in pretrained.blocks.named_parameters():
         assert torch.equal(parameter, whole.blocks.get_parameter(name)), name
+
+
+@pytest.fixture
+def memory_of_nan():
+    """Let torch fill new memory with NaN, so that a tensor without a value shows."""
+    torch.use_deterministic_algorithms(True)  # `torch.utils.deterministic.fill_uninitialized_memory` is set by default
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+# Their classes draw parameters that have several axes and other names than weights, or the decay of a recurrent state.
+@pytest.mark.parametrize("kind", ["inkling_text", "hy_v4_vl_text", "qwen3_5_text", "olmo_hybrid", "recurrent_gemma"])
+def test_all_that_a_class_draws_is_drawn_from_the_seed(kind, memory_of_nan, tmp_path):
+    variant = VARIANTS[2 if kind == "hy_v4_vl_text" else 1]  # whose rotated channels fit the heads
+    tiny_config(transformers.CONFIG_MAPPING[kind], variant).save_pretrained(tmp_path)
+    drawn = load_backbone(str(tmp_path), "random")
+    for name, parameter in drawn.named_parameters():
+        assert parameter.isfinite().all(), name
+        if name.endswith((".fn", ".proj")):
+            assert 0 < parameter.std() < 0.1, name
+    assert weights_digest(load_backbone(str(tmp_path), "random")) == weights_digest(drawn)
+
+
+@pytest.mark.filterwarnings("error")
+def test_statistics_of_a_parameter_without_values_raise_no_warning(tmp_path):
+    settings = {name: SETTINGS[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")}
+    config = transformers.DINOv3ViTConfig(**settings, **VISION, intermediate_size=24, num_register_tokens=0)
+    transformers.DINOv3ViTModel(config).save_pretrained(tmp_path)
+    drawn = load_backbone(str(tmp_path), "statistics")
+    assert any(not parameter.numel() for parameter in drawn.parameters())
+
+
+def test_a_model_that_changes_the_width_after_its_blocks_is_refused(tmp_path):
+    settings = SETTINGS | MODELS["opt"] | {"word_embed_proj_dim": WIDTH // 2}
+    transformers.OPTModel(transformers.OPTConfig(**settings)).save_pretrained(tmp_path)
+    assert "not as wide as its blocks" in outcome(load_backbone, str(tmp_path), "pretrained")
+
+
+def test_attention_says_that_its_place_is_not_known(tmp_path):
+    backbone = load_backbone(str(save("gpt_neox", tmp_path)), "pretrained")
+    message = outcome(attention_maps, backbone, torch.zeros(1, 4, WIDTH), torch.tensor([4]))
+    assert "where its maps are is not known" in message
+
+
+def test_a_parameter_that_is_not_finite_is_refused(tmp_path, monkeypatch):
+    folder = save("olmo2", tmp_path)
+    model = transformers.models.olmo2.modeling_olmo2.Olmo2RMSNorm
+    build = model.__init__
+
+    def with_nan(self, *arguments, **named):
+        build(self, *arguments, **named)
+        with torch.no_grad():
+            self.weight.fill_(torch.nan)
+
+    monkeypatch.setattr(model, "__init__", with_nan)
+    monkeypatch.setattr(model, "reset_parameters", lambda self: None, raising=False)
+    monkeypatch.setattr(transformers.PreTrainedModel, "_init_weights", lambda self, module: None)
+    assert "to values that are not finite" in outcome(load_backbone, str(folder), "random")
 
 
 @pytest.mark.parametrize(

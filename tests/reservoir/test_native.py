@@ -397,6 +397,22 @@ def test_pixel_features_equal_a_script_with_transformers(case: str, tmp_path: Pa
     assert model.fpt.task.max_tokens == model.fpt.backbone.max_tokens
 
 
+def test_rectangular_images_have_the_positions_of_the_model(tmp_path: Path):
+    import transformers
+
+    folder = save_with_processor("vit", tmp_path / "vit", size={"height": 8, "width": 12})
+    # The processor comes from the folder of a model of square images.
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.image_size = [8, 12]
+    transformers.ViTModel(config).save_pretrained(folder)
+    expected = transformers.ViTModel.from_pretrained(folder).embeddings.position_embeddings[0]
+    positions = load_pixels(folder).fpt.backbone.model.get_parameter("embeddings.position_embeddings")
+    assert torch.equal(positions, expected)
+    preprocessor = folder / "preprocessor_config.json"
+    preprocessor.write_text(preprocessor.read_text().replace('"width": 12', '"width": 16'))
+    assert "do not fit images of another size" in outcome(load_pixels, folder)
+
+
 def test_named_image_tasks_are_read_as_published():
     draw = np.random.default_rng(0)
     grey = draw.integers(0, 256, (2, 28, 28), np.uint8)
