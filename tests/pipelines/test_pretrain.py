@@ -211,7 +211,7 @@ def test_mistakes_end_in_one_line(refusal, text, tmp_path):
     tiny = ["--backbone", TINY]
     for arguments, words in [
         (["no-such-file", *new], "corpus 'no-such-file': no such file or folder"),
-        (["", *new], "corpus '': no such file or folder; name a text file"),
+        (["", *new], "corpus is empty"),
         (
             ["zipf,bit-memory", *new],
             "one of uniform, zipf, nesting, or bit-memory, which cannot be mixed",
