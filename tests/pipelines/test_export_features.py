@@ -445,6 +445,28 @@ def test_columns_of_floats_are_read_side_by_side_in_tables_of_bounded_size(own_a
         import_features(tmp_path / "f.parquet", task=task, name="lab")
 
 
+def test_a_table_names_the_columns_that_are_features_and_refuses_labels_among_them(cache, tmp_path, capsys):
+    names, draw = np.repeat([*ROWS], [*ROWS.values()]), DRAW.normal(size=(80, 2))
+    own = {"split": names, "a": draw[:, 0], "b": draw[:, 1], "kind": np.arange(80) % 2}
+    parquet.write_table(pyarrow.table(own), tmp_path / "own.parquet")
+    task = prepare(tmp_path / "own.parquet", label="kind").task
+    assert task.parameters["label"] == "kind"
+    capsys.readouterr()
+
+    def import_with(**columns):
+        parquet.write_table(pyarrow.table({"split": names, "a": draw[:, 0], **columns}), tmp_path / "f.parquet")
+        return import_features(tmp_path / "f.parquet", task=tmp_path / "own.parquet", label="kind", name="lab")
+
+    done = import_with(count=np.arange(80), kind=np.arange(80) % 2, b=draw[:, 1])
+    assert done["train"]["imported/mean"].shape == (40, 2)
+    assert "f.parquet: the features are a, b; not read: count, kind\n" in capsys.readouterr().err
+    import_with(**{f"x{number}": draw[:, 1] for number in range(30)})
+    assert "x17, x18 and 11 more\n" in capsys.readouterr().err
+    for name in "kind", "label", "y":
+        with pytest.raises(InputError, match=f"the column '{name}' would be a feature; leave out labels, or"):
+            import_with(**{name: np.arange(80) % 2.0})
+
+
 def test_imported_features_are_fitted_joined_shown_and_reported(
     own_arrays, tmp_path, narrow_mini, call, refusal, answer
 ):
