@@ -467,6 +467,17 @@ def test_a_table_names_the_columns_that_are_features_and_refuses_labels_among_th
             import_with(**{name: np.arange(80) % 2.0})
 
 
+def test_a_row_of_a_table_without_a_list_or_a_split_is_refused(own_arrays, tmp_path):
+    task, arrays = own_arrays
+    write_table(tmp_path / "f.parquet", arrays)
+    columns = parquet.read_table(tmp_path / "f.parquet").to_pydict()
+    for name, row in ("deep", 0), ("wide/max", 79), ("split", 5):
+        cells = [None if number == row else cell for number, cell in enumerate(columns[name])]
+        parquet.write_table(pyarrow.table(columns | {name: cells}), tmp_path / "f.parquet")
+        with pytest.raises(InputError, match=f"f.parquet: row {row} has no value of '{name}'; repair it"):
+            import_features(tmp_path / "f.parquet", task=task, name="lab")
+
+
 def test_imported_features_are_fitted_joined_shown_and_reported(
     own_arrays, tmp_path, narrow_mini, call, refusal, answer
 ):

@@ -352,7 +352,12 @@ def _read_parquet(path: Path, _: ExitStack, label: str | None) -> dict[str, Any]
     which columns are features. Refuse a label among them, with a name of ``label`` or a common one.
     """
     table = read_arrow(path).to_pandas()
-    list_columns = [name for name in table if isinstance(table[name].iloc[0], np.ndarray)]
+    # A row without a value is no list, so all rows are looked at.
+    list_columns = [
+        name
+        for name in table.select_dtypes(exclude="number")
+        if any(isinstance(value, np.ndarray) for value in table[name])
+    ]
     floats = table.select_dtypes("floating")
     features = list_columns or [*floats.columns]
     if "split" not in table or not features:
@@ -366,6 +371,10 @@ def _read_parquet(path: Path, _: ExitStack, label: str | None) -> dict[str, Any]
             raise InputError(
                 f"{path}: the column {name!r} would be a feature", "leave out labels, or rename it"
             )
+    for name in ("split", *list_columns):
+        missing = np.flatnonzero(table[name].isna())
+        if len(missing):
+            raise InputError(f"{path}: row {missing[0]} has no value of {name!r}", "repair it")
     others = table.columns.drop([*features, "split"]).tolist()
     not_read = f"; not read: {listed(others)}" if others else ""
     notify(f"{path}: the features are {listed(features)}{not_read}")
