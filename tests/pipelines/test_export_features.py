@@ -540,6 +540,15 @@ def test_files_that_are_no_features_are_refused_in_one_line(own_arrays, tmp_path
         import_features(tmp_path / f"other-{name}", task=own_arrays[0], name="lab")
 
 
+def test_complex_numbers_are_refused_in_every_format(own_arrays, tmp_path):
+    task, arrays = own_arrays
+    arrays = {split: arrays[f"{split}/deep"].astype(np.complex64) for split in ROWS}
+    for name in "f.npz", "f.h5", "f.safetensors":
+        WRITERS[name](tmp_path / name, arrays)
+        with pytest.raises(InputError, match="complex"):
+            import_features(tmp_path / name, task=task, name="lab")
+
+
 def test_a_member_without_suffix_that_unpacks_to_far_more_is_refused(own_arrays, tmp_path, monkeypatch):
     monkeypatch.setattr(file_checks, "FREE_BYTES", 10_000)
     np.save(large := io.BytesIO(), np.zeros((40, 10_000)))

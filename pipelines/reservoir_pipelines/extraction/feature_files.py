@@ -342,7 +342,13 @@ def _read_safetensors(path: Path, _: ExitStack, _label: str | None) -> dict[str,
     """Return all tensors of a file by name, as arrays of float32."""
     from safetensors.torch import load_file  # not ``safetensors.numpy``, because NumPy has no bfloat16
 
-    return {name: tensor.float().numpy() for name, tensor in load_file(path).items()}
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if tensor.is_complex():
+            raise InputError(
+                f"{path}: array {name!r} has complex numbers", "give real and imaginary parts side by side"
+            )
+    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
 
 
 def _read_parquet(path: Path, _: ExitStack, label: str | None) -> dict[str, Any]:
