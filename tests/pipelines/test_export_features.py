@@ -440,6 +440,13 @@ def test_columns_of_floats_are_read_side_by_side_in_tables_of_bounded_size(own_a
     done = import_features(tmp_path / "f.parquet", task=task, name="lab")
     assert done.columns == ("imported/mean",)
     assert np.array_equal(done["valid"]["imported/mean"], arrays["valid/deep"][:, :2])
+    frame = table.to_pandas().convert_dtypes()
+    frame.to_parquet(tmp_path / "nullable.parquet")
+    assert import_features(tmp_path / "nullable.parquet", task=task, name="lab").entry == done.entry
+    frame.loc[3, "b"] = None
+    frame.to_parquet(tmp_path / "nullable.parquet")
+    with pytest.raises(InputError, match="train of imported/mean, row 3, column 1: the value is not a finite"):
+        import_features(tmp_path / "nullable.parquet", task=task, name="lab")
     parquet.write_table(pyarrow.table({"a": pyarrow.array([np.zeros(2**16)] * 300)}), tmp_path / "f.parquet")
     with pytest.raises(InputError, match="'all columns' claims"):
         import_features(tmp_path / "f.parquet", task=task, name="lab")

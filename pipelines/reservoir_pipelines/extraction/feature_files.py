@@ -385,7 +385,11 @@ def _read_parquet(path: Path, _: ExitStack, label: str | None) -> dict[str, Any]
     not_read = f"; not read: {listed(others)}" if others else ""
     notify(f"{path}: the features are {listed(features)}{not_read}")
     if not list_columns:
-        return {str(split): rows.to_numpy() for split, rows in floats.groupby(table["split"])}
+        # pandas marks gaps of its own types by NA; as NaN they are refused like all values that are not finite.
+        return {
+            str(split): rows.to_numpy(np.float64, na_value=np.nan)
+            for split, rows in floats.groupby(table["split"])
+        }
     return {
         f"{split}/{name}": np.stack(rows[name].tolist())
         for split, rows in table.groupby("split")
