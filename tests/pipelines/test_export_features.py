@@ -86,7 +86,7 @@ def test_imported_features_give_the_same_results_and_are_joined_with_their_sourc
 
 
 @pytest.mark.parametrize("storage", FORMATS)
-def test_an_export_needs_neither_the_data_nor_the_cache_of_its_entry(own, tmp_path, storage):
+def test_an_export_needs_neither_the_data_nor_the_cache_of_its_entry(own, tmp_path, storage, capsys):
     features = extracted(own, limit=18)
     export_features(features, to=tmp_path / "out", format=storage)
     columns = {split: {name: features[split][name][:] for name in features[split]} for split in features}
@@ -99,6 +99,9 @@ def test_an_export_needs_neither_the_data_nor_the_cache_of_its_entry(own, tmp_pa
         assert np.array_equal(again[split].index, features[split].index) and len(again[split].groups) == 18
     done = fit(again, columns="block01/mean,block02/std")
     assert done.table == before and done.raw is None and done.baselines == ()
+    assert "the prepared data is missing; import the folder with --task to compare" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"hold other data; extract .*, or import all folders with \(or all without"):
+        fit([features, again])
     # Another export of the same features becomes the same entry, and still says who computed them.
     second = export_features(again, to=tmp_path / "second", format="npy")
     assert import_features(second.folder, cache=tmp_path / "other").entry == again.entry

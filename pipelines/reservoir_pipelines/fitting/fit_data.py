@@ -248,7 +248,7 @@ class Known:
             return self._column_source(column)
         raw = self.raw()
         if raw is None:
-            raise InputError(f"{column}: the prepared data is missing", "run reservoir prepare")
+            raise InputError(f"{column}: the prepared data is missing", self.view.data_remedy)
         if column == ROLLING:
             return replace(raw, baseline=ROLLING, features=rolling_statistics(raw.task))
         return raw
