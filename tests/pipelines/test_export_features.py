@@ -86,7 +86,7 @@ def test_imported_features_give_the_same_results_and_are_joined_with_their_sourc
 
 
 @pytest.mark.parametrize("storage", FORMATS)
-def test_an_export_needs_neither_the_data_nor_the_cache_of_its_entry(own, tmp_path, storage):
+def test_an_export_needs_neither_the_data_nor_the_cache_of_its_entry(own, tmp_path, storage, capsys):
     features = extracted(own, limit=18)
     export_features(features, to=tmp_path / "out", format=storage)
     columns = {split: {name: features[split][name][:] for name in features[split]} for split in features}
@@ -99,6 +99,9 @@ def test_an_export_needs_neither_the_data_nor_the_cache_of_its_entry(own, tmp_pa
         assert np.array_equal(again[split].index, features[split].index) and len(again[split].groups) == 18
     done = fit(again, columns="block01/mean,block02/std")
     assert done.table == before and done.raw is None and done.baselines == ()
+    assert "the prepared data is missing; import the folder with --task to compare" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"hold other data; extract .*, or import all folders with \(or all without"):
+        fit([features, again])
     # Another export of the same features becomes the same entry, and still says who computed them.
     second = export_features(again, to=tmp_path / "second", format="npy")
     assert import_features(second.folder, cache=tmp_path / "other").entry == again.entry
@@ -440,9 +443,49 @@ def test_columns_of_floats_are_read_side_by_side_in_tables_of_bounded_size(own_a
     done = import_features(tmp_path / "f.parquet", task=task, name="lab")
     assert done.columns == ("imported/mean",)
     assert np.array_equal(done["valid"]["imported/mean"], arrays["valid/deep"][:, :2])
+    frame = table.to_pandas().convert_dtypes()
+    frame.to_parquet(tmp_path / "nullable.parquet")
+    assert import_features(tmp_path / "nullable.parquet", task=task, name="lab").entry == done.entry
+    frame.loc[3, "b"] = None
+    frame.to_parquet(tmp_path / "nullable.parquet")
+    with pytest.raises(InputError, match="train of imported/mean, row 3, column 1: the value is not a finite"):
+        import_features(tmp_path / "nullable.parquet", task=task, name="lab")
     parquet.write_table(pyarrow.table({"a": pyarrow.array([np.zeros(2**16)] * 300)}), tmp_path / "f.parquet")
     with pytest.raises(InputError, match="'all columns' claims"):
         import_features(tmp_path / "f.parquet", task=task, name="lab")
+
+
+def test_a_table_names_the_columns_that_are_features_and_refuses_labels_among_them(cache, tmp_path, capsys):
+    names, draw = np.repeat([*ROWS], [*ROWS.values()]), DRAW.normal(size=(80, 2))
+    own = {"split": names, "a": draw[:, 0], "b": draw[:, 1], "kind": np.arange(80) % 2}
+    parquet.write_table(pyarrow.table(own), tmp_path / "own.parquet")
+    task = prepare(tmp_path / "own.parquet", label="kind").task
+    assert task.parameters["label"] == "kind"
+    capsys.readouterr()
+
+    def import_with(**columns):
+        parquet.write_table(pyarrow.table({"split": names, "a": draw[:, 0], **columns}), tmp_path / "f.parquet")
+        return import_features(tmp_path / "f.parquet", task=tmp_path / "own.parquet", label="kind", name="lab")
+
+    done = import_with(count=np.arange(80), kind=np.arange(80) % 2, b=draw[:, 1])
+    assert done["train"]["imported/mean"].shape == (40, 2)
+    assert "f.parquet: the features are a, b; not read: count, kind\n" in capsys.readouterr().err
+    import_with(**{f"x{number}": draw[:, 1] for number in range(30)})
+    assert "x17, x18 and 11 more\n" in capsys.readouterr().err
+    for name in "kind", "label", "y":
+        with pytest.raises(InputError, match=f"the column '{name}' would be a feature; leave out labels, or"):
+            import_with(**{name: np.arange(80) % 2.0})
+
+
+def test_a_row_of_a_table_without_a_list_or_a_split_is_refused(own_arrays, tmp_path):
+    task, arrays = own_arrays
+    write_table(tmp_path / "f.parquet", arrays)
+    columns = parquet.read_table(tmp_path / "f.parquet").to_pydict()
+    for name, row in ("deep", 0), ("wide/max", 79), ("split", 5):
+        cells = [None if number == row else cell for number, cell in enumerate(columns[name])]
+        parquet.write_table(pyarrow.table(columns | {name: cells}), tmp_path / "f.parquet")
+        with pytest.raises(InputError, match=f"f.parquet: row {row} has no value of '{name}'; repair it"):
+            import_features(tmp_path / "f.parquet", task=task, name="lab")
 
 
 def test_imported_features_are_fitted_joined_shown_and_reported(
@@ -505,6 +548,15 @@ def test_files_that_are_no_features_are_refused_in_one_line(own_arrays, tmp_path
     assert "\n" not in str(refused.value)
     with pytest.raises(InputError, match=rf"other-{name}: no such file or folder"):
         import_features(tmp_path / f"other-{name}", task=own_arrays[0], name="lab")
+
+
+def test_complex_numbers_are_refused_in_every_format(own_arrays, tmp_path):
+    task, arrays = own_arrays
+    arrays = {split: arrays[f"{split}/deep"].astype(np.complex64) for split in ROWS}
+    for name in "f.npz", "f.h5", "f.safetensors":
+        WRITERS[name](tmp_path / name, arrays)
+        with pytest.raises(InputError, match="complex"):
+            import_features(tmp_path / name, task=task, name="lab")
 
 
 def test_a_member_without_suffix_that_unpacks_to_far_more_is_refused(own_arrays, tmp_path, monkeypatch):

@@ -197,8 +197,27 @@ def test_readouts_of_several_entries_predict_through_all_of_them(extracted, tiny
     assert (labels == done.readout.predict(joined).ravel()).mean() >= 0.99
     assert len(Bundle.load(done.saved).parts) == 2
     fewer = extract("digits", backbone=str(tiny_gpt2), limit=100, cache=root, layers="final")
-    with pytest.raises(InputError, match="different"):
+    with pytest.raises(InputError, match="hold different rows; extract with the same --limit"):
         fit([extracted, fewer])
+
+
+def test_entries_that_cannot_be_joined_say_what_differs(extracted, tiny_gpt2, tmp_path):
+    root, draw = extracted.entry.parents[2], np.random.default_rng(0)
+    options = {"backbone": str(tiny_gpt2), "cache": root, "layers": "embed"}
+    x, y = draw.normal(size=(60, 5, 1)), np.arange(60) % 2
+
+    def extract_own(**arrays):
+        np.savez(tmp_path / "own.npz", **{"x": x, "y": y, "split": np.repeat(["train", "valid", "test"], 20)} | arrays)
+        return extract(tmp_path / "own.npz", **options)
+
+    first, data, labels = extract_own(), extract_own(x=x + 1), extract_own(y=np.arange(60) % 3)
+    for other, message in (
+        (extracted, r"are of the tasks own\.npz and digits; give entries of one task"),
+        (data, "hold other data; extract them from the same file$"),
+        (labels, "are of tasks with other classes; extract them from the same file with the same options"),
+    ):
+        with pytest.raises(InputError, match=message):
+            fit([first, other])
 
 
 def test_cross_validation_uses_every_row_that_is_not_test(extracted, tmp_path):

@@ -177,6 +177,14 @@ def test_every_token_with_letters_has_the_label_of_the_span_of_its_first_letter(
             assert part.spans[own].tolist() == [[*offsets[token]] for token in real]
             np.testing.assert_allclose(part["block01/all"][own], layers[1][real], atol=1e-5)
     assert {*map(int, np.concatenate([features[split].y for split in features]))} == {0, 1}
+    # Another tokenizer may find as many tokens at other places.
+    shutil.copytree(features.entry, tmp_path / "other")
+    other, part = FeatureStore(tmp_path / "other"), features["valid"]
+    targets = {"y": part.labels} | {name: getattr(part, name) for name in entries.UNNAMED_TARGETS}
+    targets["spans"] = targets["spans"] + np.array([0, 1], np.int32)
+    write_targets(other.entry, "valid", targets)
+    with pytest.raises(InputError, match="their models divide the texts differently; fit the columns of one model"):
+        fit([features, tmp_path / "other"])
 
 
 def test_readout_and_score_are_those_of_words(fitted):

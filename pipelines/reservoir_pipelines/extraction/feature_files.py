@@ -25,8 +25,10 @@ from reservoir_cache import read_regular
 
 from reservoir.errors import InputError
 from reservoir.file_checks import check_expansion
+from reservoir_pipelines.data.columns import listed, separated
 from reservoir_pipelines.data.npz import read_arrays
 from reservoir_pipelines.data.table import import_pyarrow, read_arrow
+from reservoir_pipelines.output import notify
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shape of each array without its first dimension, the rows."""
@@ -35,6 +37,8 @@ Blocks = Iterator[Mapping[str, NDArray[np.float32]]]
 """Consecutive blocks of rows, each with all columns of these rows."""
 
 FLOAT32 = np.dtype("<f4")  # of all columns; the byte order of the files, on any machine
+
+LABELS = ("label", "target", "class", "y")  # names that columns of labels often have
 
 
 @dataclass(frozen=True)
@@ -291,10 +295,11 @@ FORMATS = {
 """The formats by name."""
 
 
-def open_arrays(path: Path, stack: ExitStack) -> dict[str, Any]:
+def open_arrays(path: Path, stack: ExitStack, label: str | None = None) -> dict[str, Any]:
     """Return the arrays (rows, width) of a file by name, in memory or as HDF5 datasets of which ranges are read.
 
-    A file that stays open for that is closed with ``stack``.
+    A file that stays open for that is closed with ``stack``. ``label`` names the columns of a table, separated by
+    commas, that have the labels of the task, which are no features.
     """
     suffix = path.suffix.lower()
     if suffix not in READERS or not path.is_file():
@@ -302,15 +307,15 @@ def open_arrays(path: Path, stack: ExitStack) -> dict[str, Any]:
             f"{path}: features cannot be read",
             f"give a file of type {', '.join(READERS)}, or a folder of export-features",
         )
-    return READERS[suffix](path, stack)
+    return READERS[suffix](path, stack, label)
 
 
-def _read_npz(path: Path, _: ExitStack) -> dict[str, Any]:
+def _read_npz(path: Path, _: ExitStack, _label: str | None) -> dict[str, Any]:
     """Return all arrays of an archive by name."""
     return {**read_arrays(path)}
 
 
-def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
+def _open_hdf5(path: Path, stack: ExitStack, _label: str | None) -> dict[str, Any]:
     """Return all datasets of a file by their paths in it, also in groups; refuse one with values in another file."""
     import h5py
     from reservoir_cache import open_hdf5
@@ -333,29 +338,58 @@ def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
     return arrays
 
 
-def _read_safetensors(path: Path, _: ExitStack) -> dict[str, Any]:
+def _read_safetensors(path: Path, _: ExitStack, _label: str | None) -> dict[str, Any]:
     """Return all tensors of a file by name, as arrays of float32."""
     from safetensors.torch import load_file  # not ``safetensors.numpy``, because NumPy has no bfloat16
 
-    return {name: tensor.float().numpy() for name, tensor in load_file(path).items()}
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if tensor.is_complex():
+            raise InputError(
+                f"{path}: array {name!r} has complex numbers", "give real and imaginary parts side by side"
+            )
+    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
 
 
-def _read_parquet(path: Path, _: ExitStack) -> dict[str, Any]:
+def _read_parquet(path: Path, _: ExitStack, label: str | None) -> dict[str, Any]:
     """Return an array for each split and column of lists, called SPLIT/COLUMN.
 
-    In a table without lists, all columns of floats are one array (rows, columns) for each split, called SPLIT.
+    In a table without lists, all columns of floats are one array (rows, columns) for each split, called SPLIT. Print
+    which columns are features. Refuse a label among them, with a name of ``label`` or a common one.
     """
     table = read_arrow(path).to_pandas()
-    list_columns = [name for name in table if isinstance(table[name].iloc[0], np.ndarray)]
+    # A row without a value is no list, so all rows are looked at.
+    list_columns = [
+        name
+        for name in table.select_dtypes(exclude="number")
+        if any(isinstance(value, np.ndarray) for value in table[name])
+    ]
     floats = table.select_dtypes("floating")
-    has_features = bool(list_columns) or len(floats.columns) > 0
-    if "split" not in table or not has_features:
+    features = list_columns or [*floats.columns]
+    if "split" not in table or not features:
         raise InputError(
             f"{path}: no column 'split', or no features",
             "add a column 'split' (train, valid or test), and columns of lists or floats",
         )
+    labels = {*LABELS, *separated(label)}
+    for name in features:
+        if name in labels:
+            raise InputError(
+                f"{path}: the column {name!r} would be a feature", "leave out labels, or rename it"
+            )
+    for name in ("split", *list_columns):
+        missing = np.flatnonzero(table[name].isna())
+        if len(missing):
+            raise InputError(f"{path}: row {missing[0]} has no value of {name!r}", "repair it")
+    others = table.columns.drop([*features, "split"]).tolist()
+    not_read = f"; not read: {listed(others)}" if others else ""
+    notify(f"{path}: the features are {listed(features)}{not_read}")
     if not list_columns:
-        return {str(split): rows.to_numpy() for split, rows in floats.groupby(table["split"])}
+        # pandas marks gaps of its own types by NA; as NaN they are refused like all values that are not finite.
+        return {
+            str(split): rows.to_numpy(np.float64, na_value=np.nan)
+            for split, rows in floats.groupby(table["split"])
+        }
     return {
         f"{split}/{name}": np.stack(rows[name].tolist())
         for split, rows in table.groupby("split")
@@ -363,7 +397,7 @@ def _read_parquet(path: Path, _: ExitStack) -> dict[str, Any]:
     }
 
 
-READERS: dict[str, Callable[[Path, ExitStack], dict[str, Any]]] = {
+READERS: dict[str, Callable[[Path, ExitStack, str | None], dict[str, Any]]] = {
     ".h5": _open_hdf5,
     ".hdf5": _open_hdf5,
     ".npz": _read_npz,

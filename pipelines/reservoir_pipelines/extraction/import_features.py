@@ -162,7 +162,8 @@ def import_features(
 def _from_file(file: Path, prepared: Prepared, stack: ExitStack) -> Incoming:
     """Return the arrays of a file, which hold all rows of the prepared data; ``stack`` closes the file."""
     stamps = {file: stamp(file)}  # before the file is opened, so that `_write` notices every change
-    features = _arrays_by_column(file, open_arrays(file, stack), prepared)
+    arrays = open_arrays(file, stack, prepared.task.parameters.get("label"))
+    features = _arrays_by_column(file, arrays, prepared)
     all_rows = draw_rows(prepared, None)
     return Incoming(features, stamps, UNKNOWN_FORM).of_task(prepared, all_rows)
 

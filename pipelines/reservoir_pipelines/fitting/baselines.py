@@ -44,7 +44,7 @@ def fit_baselines(known: Known, fits: list[ColumnFit], fitter: Fitter, chooses: 
     if known.task.labels_text_tokens and (identity := fit_identity(known, fitter)):
         return [identity]
     if raw is None:
-        notify("baselines: skipped, because the prepared data is missing; run reservoir prepare")
+        notify(f"baselines: skipped, because the prepared data is missing; {known.view.data_remedy}")
         return []
     task = raw.task
     # The raw input may be among the columns, and need not be fitted again by the same fitter.

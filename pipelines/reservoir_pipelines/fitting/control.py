@@ -125,7 +125,7 @@ def symbols_of_samples(samples: EntrySamples[S], split: S) -> np.ndarray:
     if rows_are_words_or_tokens:
         return view[split].token_ids[rows].astype(np.int64)
     if not view.has_raw:
-        raise InputError("--control: the prepared data is missing", "run reservoir prepare")
+        raise InputError("--control: the prepared data is missing", view.data_remedy)
     labels = view[split].labels[rows]  # (rows, labels per row, outputs)
     stored = view.raw(split).take(view[split].index[rows]).x  # (rows, tokens)
     # Short rows are padded, in labels and in stored symbols, but not always to the same length. So the symbols are cut

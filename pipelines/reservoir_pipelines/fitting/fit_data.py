@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from reservoir_cache import FeatureStore, path_below
+from reservoir_cache import FeatureStore, SplitFeatures, path_below
 
 from reservoir.column import ROLLING, Baseline, Column, Columns, joined_name
 from reservoir.errors import InputError, as_input_error, require_path
@@ -63,11 +63,9 @@ class FitData:
         if not stores:
             raise InputError("fit: give at least one entry")
         # Columns of several entries stand side by side, so their rows must be the same.
-        specs = [store.entry.spec for store in stores]
-        if any((spec.task, spec.data) != (specs[0].task, specs[0].data) for spec in specs):
-            names = " and ".join(store.entry.path.name for store in stores)
-            raise InputError(f"{names} hold different rows", "extract with the same --limit")
-        task = Task.from_dict(specs[0].task)
+        for store in stores[1:]:
+            _require_same_rows(stores[0], store)
+        task = Task.from_dict(stores[0].entry.spec.task)
         require_labels(task, "fit")
         # The test rows of some tasks are their validation rows: a readout cannot be chosen and then scored.
         if obstacle := source_of(task).no_selection:
@@ -106,6 +104,46 @@ def _open_store(features: Features) -> FeatureStore:
             f"fit: {features} is a file, not an entry of the cache", f"call fit(extract({str(features)!r}))"
         )
     return _checked(FeatureStore(path))
+
+
+def _require_same_rows(first: FeatureStore, other: FeatureStore) -> None:
+    """Raise `InputError` if two entries hold other rows, and say what differs."""
+    spec, other_spec = first.entry.spec, other.entry.spec
+    names = f"{first.entry.path.name} and {other.entry.path.name}"
+    # 1. The task: its name, or what it says of the rows and labels.
+    if spec.task_name != other_spec.task_name:
+        problem = f"{names} are of the tasks {spec.task_name} and {other_spec.task_name}"
+        raise InputError(problem, "give entries of one task")
+    if spec.task != other_spec.task:
+        keys = sorted(spec.task.keys() | other_spec.task.keys())
+        differing = [key for key in keys if spec.task.get(key) != other_spec.task.get(key)]
+        problem = f"{names} are of tasks with other {', '.join(differing)}"
+        raise InputError(problem, "extract them from the same file with the same options")
+    # 2. The data: its digest covers the rows that --limit draws from it.
+    if spec.data.digest != other_spec.data.digest:
+        if spec.data.rows != other_spec.data.rows:
+            raise InputError(f"{names} hold different rows", "extract with the same --limit")
+        remedy = "extract them from the same file"
+        if spec.data.origin or other_spec.data.origin:
+            remedy += ", or import all folders with (or all without) --task"
+        raise InputError(f"{names} hold other data", remedy)
+    # 3. The words or tokens, which the models divide the same texts into.
+    if spec.data != other_spec.data or any(
+        _divide_differently(first[split], other[split]) for split in SPLITS
+    ):
+        raise InputError(
+            f"{names}: their models divide the texts differently", "fit the columns of one model"
+        )
+
+
+def _divide_differently(first: SplitFeatures, other: SplitFeatures) -> bool:
+    """Return whether the rows of two entries are words or tokens with other places in the same texts."""
+    if (
+        first.pointers is None or other.pointers is None
+    ):  # the rows are no parts of texts, or an import lacks places
+        return False
+    same_texts = np.array_equal(first.pointers, other.pointers)
+    return not (same_texts and np.array_equal(first.spans, other.spans))
 
 
 def _checked(store: FeatureStore) -> FeatureStore:
@@ -210,7 +248,7 @@ class Known:
             return self._column_source(column)
         raw = self.raw()
         if raw is None:
-            raise InputError(f"{column}: the prepared data is missing", "run reservoir prepare")
+            raise InputError(f"{column}: the prepared data is missing", self.view.data_remedy)
         if column == ROLLING:
             return replace(raw, baseline=ROLLING, features=rolling_statistics(raw.task))
         return raw

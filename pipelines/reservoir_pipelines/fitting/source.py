@@ -141,6 +141,17 @@ class EntryView(Generic[S]):
         return self._prepared_folder is not None
 
     @property
+    def data_remedy(self) -> str:
+        """What to do if the prepared data is missing: an exported folder that was imported by itself never had any."""
+        if self.spec.data.origin is None:
+            return "run reservoir prepare"
+        if Task.from_dict(
+            self.spec.task
+        ).labels_text_tokens:  # such a folder cannot be imported with --task
+            return "extract the task instead of importing a folder"
+        return "import the folder with --task to compare with the raw input"
+
+    @property
     def raw_task(self) -> Task:
         """The task of the prepared data."""
         return self._prepared.task
