@@ -138,9 +138,8 @@ def _require_same_rows(first: FeatureStore, other: FeatureStore) -> None:
 
 def _divide_differently(first: SplitFeatures, other: SplitFeatures) -> bool:
     """Return whether the rows of two entries are words or tokens with other places in the same texts."""
-    if (
-        first.pointers is None or other.pointers is None
-    ):  # the rows are no parts of texts, or an import lacks places
+    # The rows are no parts of texts, or an import lacks places.
+    if first.pointers is None or other.pointers is None:
         return False
     same_texts = np.array_equal(first.pointers, other.pointers)
     return not (same_texts and np.array_equal(first.spans, other.spans))

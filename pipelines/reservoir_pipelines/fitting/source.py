@@ -145,9 +145,8 @@ class EntryView(Generic[S]):
         """What to do if the prepared data is missing: an exported folder that was imported by itself never had any."""
         if self.spec.data.origin is None:
             return "run reservoir prepare"
-        if Task.from_dict(
-            self.spec.task
-        ).labels_text_tokens:  # such a folder cannot be imported with --task
+        # Words and tokens cannot be imported with --task.
+        if Task.from_dict(self.spec.task).labels_text_tokens:
             return "extract the task instead of importing a folder"
         return "import the folder with --task to compare with the raw input"
 
