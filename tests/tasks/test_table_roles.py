@@ -175,6 +175,17 @@ def test_several_outputs_are_called_y0_y1_and_so_on(tmp_path):
     assert task.parameters["columns"] == [*WIDE, "y0", "Y10"]
 
 
+def test_columns_that_may_all_be_labels_are_to_be_called_y0_y1(tmp_path):
+    sport, tech = np.arange(ROWS) % 2, np.arange(ROWS) // 3 % 2
+    path = write(tmp_path / "t.csv", {"text": WORDS, "sport": sport, "tech": tech})
+    assert "or rename sport, tech to y0, y1 ... if each row has several labels" in message_of(path)
+    assert "rename these, and pass no --label" in message_of(path, label="sport,tech")
+    source = open_source(str(write(path, {"text": WORDS, "y0": sport, "y1": tech})))
+    assert "with 2 labels per row, 2 classes" in source.summary()
+    path = write(tmp_path / "t.jsonl", {"text": WORDS, "label": [["sport", "tech"][: n % 3] for n in range(ROWS)]})
+    assert "for several labels per row, give columns y0, y1" in message_of(path)
+
+
 @pytest.mark.parametrize("name", ["index", "row_id", "series_id", "step", "fault"])
 def test_no_other_name_has_a_meaning(tmp_path, name):
     source = open_source(str(write(tmp_path / "t.csv", {name: VALUES[:, 0], **WIDE, "label": LABEL})))

@@ -414,6 +414,12 @@ def refuse_unlabelled(
     if may_be_series and has_times and holds_targets(table, likely[0]):
         remedy += ", and --forecast 6 to forecast it from the steps before"
         changes["forecast"] = 6
+    # Several columns of 0 and 1, or of few other numbers, may all be labels.
+    hold_few_numbers = all(
+        holds_single_numbers(table, name) and not holds_targets(table, name) for name in candidates
+    )
+    if len(candidates) > 1 and hold_few_numbers:
+        remedy += f", or rename {listed(candidates)} to y0, y1 ... if each row has several labels"
     command = example(data or table.path, options, label=likely[0], **changes)
     raise InputError(problem, f"{remedy}, for example: {command}")
 
