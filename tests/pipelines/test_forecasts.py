@@ -190,6 +190,17 @@ def test_overlapping_test_windows_count_once_for_each_stretch_of_forecast_steps(
     assert stretches_of_all_windows(np.arange(12), 2, 3).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
 
 
+@pytest.mark.parametrize("noise_in_test", [0.3, 3])
+def test_a_forecast_is_cautioned_only_if_its_errors_grow_too(tmp_path, capsys, noise_in_test):
+    draw = np.random.default_rng(0)
+    drift = np.concatenate([10 * np.sin(np.arange(160) / 15), np.full(40, 10 * np.sin(159 / 15))])
+    values = drift + draw.normal(size=200) * np.repeat([0.5, noise_in_test], [160, 40])
+    _, result = fitted(tmp_path, values, columns="raw", alphas="10:10:1")
+    assert result.best.valid_score > 0.8 and result.best.test_score < 0.2
+    is_cautioned = "more than two standard errors below validation" in capsys.readouterr().err
+    assert is_cautioned == (noise_in_test > 0.5)
+
+
 def test_validation_intervals_of_layers_count_stretches_too(tmp_path):
     features = extracted(write(tmp_path, series()), layers="embed,block01")
     result = fit(features, columns="embed/last,block01/last", alphas="10:10:1", out=tmp_path / "readout")

@@ -175,6 +175,17 @@ def test_several_outputs_are_called_y0_y1_and_so_on(tmp_path):
     assert task.parameters["columns"] == [*WIDE, "y0", "Y10"]
 
 
+def test_columns_that_may_all_be_labels_are_to_be_called_y0_y1(tmp_path):
+    sport, tech = np.arange(ROWS) % 2, np.arange(ROWS) // 3 % 2
+    path = write(tmp_path / "t.csv", {"text": WORDS, "sport": sport, "tech": tech})
+    assert "or rename sport, tech to y0, y1 ... if each row has several labels" in message_of(path)
+    assert "rename these, and pass no --label" in message_of(path, label="sport,tech")
+    source = open_source(str(write(path, {"text": WORDS, "y0": sport, "y1": tech})))
+    assert "with 2 labels per row, 2 classes" in source.summary()
+    path = write(tmp_path / "t.jsonl", {"text": WORDS, "label": [["sport", "tech"][: n % 3] for n in range(ROWS)]})
+    assert "for several labels per row, give columns y0, y1" in message_of(path)
+
+
 @pytest.mark.parametrize("name", ["index", "row_id", "series_id", "step", "fault"])
 def test_no_other_name_has_a_meaning(tmp_path, name):
     source = open_source(str(write(tmp_path / "t.csv", {name: VALUES[:, 0], **WIDE, "label": LABEL})))
@@ -185,11 +196,14 @@ def test_no_other_name_has_a_meaning(tmp_path, name):
 LONG = {"u": VALUES[:, 0], "label": np.repeat(LABEL[:20], 2)}
 STEPS, SERIES = np.arange(ROWS) % 2, np.arange(ROWS) // 2
 COMMAS = [str(value).replace(".", ",") for value in VALUES[:, 0]]
+DAYS = np.arange("2024-01-01", 3 * ROWS, dtype="datetime64[D]").astype(str)
 REFUSALS = {
     # name: (columns, options, what the message says, options in its command)
     "no label": ({**WIDE, "outcome": LABEL}, {}, "no column is called label", "--label outcome"),
     "no label among numbers": ({**WIDE, "out": STEPS, "v9": VALUES[:, 0]}, {}, "among v0", "--label out"),
     "no label beside a sequence": ({"seq": WORDS, "rating": STEPS}, {}, "no column is called label", "--label rating"),
+    "no label of a series": ({"date": DAYS, "load": np.arange(3 * ROWS) % 7 / 4 + np.arange(3 * ROWS)}, {},
+                             "pass --label NAME, and --forecast 6", "--label load --forecast 6"),
     "no label, other flags": ({**WIDE, "g": SERIES, "o k": LABEL}, {"group": "g"}, "label", "--label 'o k' --group g"),
     "two labels": ({**WIDE, "Target": STEPS, "label": LABEL}, {}, "label, Target all", "--label label --drop Target"),
     "a label and outputs": ({**WIDE, "y0": STEPS, "label": LABEL}, {}, "label, y0 all", "--label label --drop y0"),
@@ -221,8 +235,8 @@ REFUSALS = {
               "changes little", "--label state --window 2"),
     "a log, newest first": ({"t": range(ROWS, 0, -1), **WIDE, "y": np.repeat([3, 1, 2, 7], 10)}, {"time": "t"},
                             "changes little", "--time t --window 2"),
-    "a log with a target": ({"time": range(ROWS), **WIDE, "y": VALUES[:, 0].cumsum()}, {}, "changes little",
-                            "--window 2"),
+    "a log with a target": ({"time": range(ROWS), **WIDE, "y": VALUES[:, 0].cumsum()}, {},
+                            "--forecast 6 --label y to forecast it, or --drop time", "--window 2"),
     "a clock that steps back": ({"time": [5.5, *range(1, ROWS)], **WIDE, "y": np.repeat(["a", "b"], 20)}, {},
                                 "changes little", "--window 2"),
     "a shuffled counter": ({**WIDE, "n": np.random.default_rng(1).permutation(ROWS), "label": LABEL}, {},

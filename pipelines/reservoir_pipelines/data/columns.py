@@ -70,7 +70,11 @@ def require_column(
     # The name may be a list of columns, where only one is allowed, or misspelt.
     listed_names = separated(name)
     names_several_columns = len(listed_names) > 1 and {*listed_names} <= {*names}
-    if names_several_columns:
+    if names_several_columns and role == "label":
+        hint = (
+            "; several labels of a row are in columns called y0, y1 ...: rename these, and pass no --label"
+        )
+    elif names_several_columns:
         hint = f"; give one column: add one that joins the cells of {listed(listed_names)}"
     else:
         hint = nearest(name, [other for other in names if other not in fitted])

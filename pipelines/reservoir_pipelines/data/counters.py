@@ -16,7 +16,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir_pipelines.data.columns import as_texts, example, holds_lists, separated, times_of
-from reservoir_pipelines.data.roles import Roles
+from reservoir_pipelines.data.roles import Roles, holds_targets
 from reservoir_pipelines.data.table import Table
 
 MIN_COUNTED_ROWS = 20
@@ -217,11 +217,14 @@ def refuse_one_recording(table: Table, roles: Roles, options: OwnDataOptions, wi
     label = _steady_label(table, roles)
     if label:
         time = quote(roles.time)
+        to_forecast = (
+            f", --forecast 6 --label {quote(label)} to forecast it" if holds_targets(table, label) else ""
+        )
         raise InputError(
             f"{table.path}: the rows are in the order of {roles.time!r}, and {label!r} changes little from row to "
             "row, as in one recording",
-            f"pass --window {window} to read the rows as steps of one recording, or --drop {time} if each row is a "
-            f"whole sequence, for example: {example(table.path, options, window=window)}",
+            f"pass --window {window} to read the rows as steps of one recording{to_forecast}, or --drop {time} if each "
+            f"row is a whole sequence, for example: {example(table.path, options, window=window)}",
         )
 
 

@@ -29,12 +29,9 @@ from reservoir_pipelines.data.columns import (
     times_of,
     values_of,
 )
-from reservoir_pipelines.data.roles import INDEX, conventional
+from reservoir_pipelines.data.roles import INDEX, TIMES, conventional
 from reservoir_pipelines.data.rows import Rows
 from reservoir_pipelines.data.table import SUFFIXES, Table, read_table
-
-TIMES = ("time", "timestamp", "date", "datetime", "year")
-"""Conventional names of the column of times of a series, in lower or upper case."""
 
 MAX_PAST = 104
 """Most steps that are read by default: two years of weeks, or four days of hours."""

@@ -248,6 +248,9 @@ class OwnData(Source):
             labels = f"{self.task.classes:,} classes"
         else:
             labels = "targets of a regression"
+        if rows.y is not None and self.task.outputs > 1:
+            labelled = "token" if self.task.readout_tokens > 1 else "row"
+            labels = f"{self.task.outputs:,} labels per {labelled}, {labels}"
         roles = "".join(f", --{flag} {column}" for flag, column in rows.roles.items())
         return f"{self.name}: {sequences}, with {labels}{roles}"
 

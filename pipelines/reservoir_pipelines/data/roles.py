@@ -55,6 +55,9 @@ INDEX = re.compile(rf"{NO_NAME}\d+|__index_level_\d+__")
 CHATS = ("messages", "conversation", "conversations", "chat")
 """Conventional names of the column of chats, with the flag ``--chat``."""
 
+TIMES = ("time", "timestamp", "date", "datetime", "year")
+"""Conventional names of the column of times of a series, in lower or upper case."""
+
 SPAN = "span"
 """The conventional name of a column of spans, [start, end], beside a column of texts."""
 
@@ -292,7 +295,8 @@ def _refuse_forgotten_label(table: Table, roles: Roles, options: OwnDataOptions)
     values = [name for name in roles.values if not holds_lists(table.frame[name])]
     texts = [name for name in values if not holds_single_numbers(table, name)]
     if texts or has_values_beside_sequence or header_is_short:
-        refuse_unlabelled(table, roles.values, options)
+        may_be_series = not (roles.sequence or roles.group or options.window)
+        refuse_unlabelled(table, roles.values, options, may_be_series=may_be_series)
     # A few whole numbers among numbers with decimals may be classes. The kinds are NumPy's: b, i and u are booleans and
     # integers, f are floats.
     kinds = {name: table.frame[name].dtype.kind for name in values}
@@ -387,19 +391,47 @@ def _refuse_collisions(
 
 
 def refuse_unlabelled(
-    table: Table, candidates: Sequence[str], options: OwnDataOptions, data: str = ""
+    table: Table,
+    candidates: Sequence[str],
+    options: OwnDataOptions,
+    data: str = "",
+    *,
+    may_be_series: bool = False,
 ) -> NoReturn:
     """Refuse a table without a column of labels, with the command that names one of the ``candidates``.
 
-    ``data`` is the path of the data if the table has their labels only.
+    Times are none of them. ``data`` is the path of the data if the table has their labels only. ``may_be_series`` says
+    whether the rows may be the steps of a series: if they have times and targets, the command forecasts these.
     """
     problem = f"{table.path}: {no_label_among(table)}"
+    has_times = any(name.lower() in TIMES for name in table.names)
+    candidates = [name for name in candidates if name.lower() not in TIMES]
     if not candidates:
         raise InputError(problem, "add a column of labels, and pass --label NAME")
     likely = _likely_labels(table, candidates)
     name = "NAME" if len(likely) == 1 else f"NAME (probably one of {listed(likely)})"
-    command = example(data or table.path, options, label=likely[0])
-    raise InputError(problem, f"pass --label {name}, for example: {command}")
+    remedy, changes = f"pass --label {name}", {}
+    if may_be_series and has_times and holds_targets(table, likely[0]):
+        remedy += ", and --forecast 6 to forecast it from the steps before"
+        changes["forecast"] = 6
+    # Several columns of 0 and 1, or of few other numbers, may all be labels.
+    hold_few_numbers = all(
+        holds_single_numbers(table, name) and not holds_targets(table, name) for name in candidates
+    )
+    if len(candidates) > 1 and hold_few_numbers:
+        remedy += f", or rename {listed(candidates)} to y0, y1 ... if each row has several labels"
+    command = example(data or table.path, options, label=likely[0], **changes)
+    raise InputError(problem, f"{remedy}, for example: {command}")
+
+
+def holds_targets(table: Table, name: str) -> bool:
+    """Return whether a column holds so many different numbers that they are no classes, also if it is read as texts."""
+    import pandas as pd
+
+    if not holds_single_numbers(table, name):
+        return False
+    cells: Any = pd.to_numeric(table.with_points(as_texts(table.frame[name])), errors="coerce")
+    return not read_labels(cells.dropna().to_numpy(np.float64)).are_names
 
 
 def no_label_among(table: Table) -> str:

@@ -195,8 +195,11 @@ def typed_labels(where: str, cells: Sequence[Any], options: OwnDataOptions) -> n
     except (ValueError, OverflowError):
         array = np.empty(0, object)  # lists of different lengths, which are refused below
     if array.dtype.kind not in "biufU":
+        has_lists = any(isinstance(cell, list | np.ndarray) for cell in cells)
+        columns = "columns y0, y1 ... in place of lists, with 1 in each that applies and 0 in the others"
         raise InputError(
-            f"{where}: labels are not all numbers, all texts, or lists of one length", "use one form"
+            f"{where}: labels are not all numbers, all texts, or lists of one length",
+            f"for several labels per row, give {columns}" if has_lists else "use one form",
         )
     return array
 

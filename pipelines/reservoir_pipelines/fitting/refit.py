@@ -9,7 +9,7 @@ import numpy as np
 
 from reservoir.pooling import find_pooling
 from reservoir.readouts.directions import ReadColumn
-from reservoir.readouts.evaluation import balanced_interval, evaluate_labels
+from reservoir.readouts.evaluation import Evaluation, balanced_interval, evaluate_labels
 from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.tasks.task import Task
@@ -63,6 +63,7 @@ class FinalReadout:
     rows: dict[KnownSplit, slice | np.ndarray]
     # 95% interval of the validation score; None if there is none.
     valid_interval: tuple[float, float] | None
+    held_out_rmse: float  # root mean squared error on the held-out rows; NaN for classes
     # The probability of the second of two classes, for each held-out row of the first one, (n,); empty for other tasks.
     held_out_negatives: np.ndarray
     control: Control | None  # the same setting fitted to random labels; None if not requested
@@ -149,9 +150,7 @@ def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout
     predictions = _predict_held_out(fit, predicted_source, readout)
     labels = _held_out_labels(predictions, predicted_source)
     negatives = _held_out_negatives(predictions, labels, predicted_source, task)
-    valid_interval = _valid_interval(
-        predictions, labels, predicted_source, fit.result, task, repeats=fitter.repeats
-    )
+    valid = _evaluate_held_out(predictions, labels, predicted_source, task)
     result = fit.result
     if extras.mdl and fitter.has_code:
         code = code_length(source_of_all_rows, task.classes)
@@ -170,7 +169,8 @@ def refit(choice: Choice, task: Task, extras: Extras = Extras()) -> FinalReadout
             split: _held_out_rows(predicted_source, split, len(predicted.labels))
             for split, predicted in predictions.items()
         },
-        valid_interval=valid_interval,
+        valid_interval=_valid_interval(valid, fit.result, repeats=fitter.repeats),
+        held_out_rmse=valid.scores.get("rmse", math.nan),
         held_out_negatives=negatives,
         control=fit_control(choice, readout, task) if extras.control else None,
     )
@@ -263,20 +263,10 @@ def _predicted(labels: np.ndarray, probabilities: np.ndarray | None) -> Predicte
     return Predicted(labels, of_labels.astype(np.float32))
 
 
-def _valid_interval(
-    predictions: Mapping[KnownSplit, Predicted],
-    labels: np.ndarray,
-    source: EntrySource,
-    result: Result,
-    task: Task,
-    *,
-    repeats: int,
-) -> tuple[float, float] | None:
-    """Return the 95% interval of the validation score of ``result``.
-
-    It comes from the ``predictions`` for held-out rows, with their ``labels`` (n, outputs). ``repeats`` is the number
-    of draws of folds. None if rows are too few, or if a balanced accuracy is of several labels per row, or of groups.
-    """
+def _evaluate_held_out(
+    predictions: Mapping[KnownSplit, Predicted], labels: np.ndarray, source: EntrySource, task: Task
+) -> Evaluation:
+    """Return all scores of the ``predictions`` for held-out rows, with their ``labels`` (n, outputs)."""
     splits = list(predictions)
     predicted = np.concatenate([predictions[split].labels for split in splits])
     # Folds in time never hold out the oldest samples, each of which is a row.
@@ -285,7 +275,15 @@ def _valid_interval(
     groups = groups_of_splits(source.view, splits)
     if task.horizon > 1:  # windows overlap in their labels, as those of `row_units` do
         groups = _stretches_of_splits(source.view, splits, len(predicted))
-    valid = evaluate_labels(labels, predicted, names, counts=counts, groups=groups)
+    return evaluate_labels(labels, predicted, names, counts=counts, groups=groups)
+
+
+def _valid_interval(valid: Evaluation, result: Result, *, repeats: int) -> tuple[float, float] | None:
+    """Return the 95% interval of the validation score of ``result``, from the evaluation of held-out rows, ``valid``.
+
+    ``repeats`` is the number of draws of folds. None if rows are too few, or if a balanced accuracy is of several
+    labels per row, or of groups.
+    """
     interval = balanced_interval(valid) if result.metric == "balanced_accuracy" else valid.interval
     if interval is None or repeats == 1:
         return interval

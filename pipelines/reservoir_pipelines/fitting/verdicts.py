@@ -62,7 +62,11 @@ def judge(
     # That the reservoir adds something is no reason for a notice.
     sentences = [comparison.sentence for comparison in against if comparison.verdict != "adds"]
     points = operating_points(finals.saved, scores[finals.saved])
-    cautions_on_scores = cautions(scores[finals.saved], valid_error)
+    # R² of a forecast also falls if a drifting series varies less in test, so the errors must be larger, too. (Other
+    # targets may have several units, whose errors have no meaningful mean.)
+    saved = scores[finals.saved]
+    is_comparable = not task.horizon or saved.evaluation.scores["rmse"] > finals.saved.held_out_rmse
+    cautions_on_scores = cautions(saved, valid_error if is_comparable else None)
     return Verdicts(
         against=tuple(against),
         layer_scores=layer_scores(finals.layers, scores, task),
