@@ -63,6 +63,17 @@ def test_columns_that_rounding_hides_beside_a_larger_one_are_named(tmp_path):
     assert "cannot be seen" not in " ".join(source.notes())
 
 
+def test_a_target_that_may_be_mistyped_is_named(tmp_path):
+    a, y = RNG.normal(size=40).round(3), np.linspace(-8, 8, 40).round(2)
+    source = source_of(tmp_path / "t.csv", wide({"a": a, "b": a[::-1], "y": y}), label="y")
+    assert "mistake" not in " ".join(source.notes())
+    y[7] = 5000
+    columns = {"id": [f"p{row}" for row in range(40)], "a": a, "b": a[::-1], "y": y}
+    notes = [note for note in source_of(tmp_path / "o.csv", wide(columns), label="y").notes() if "mistake" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("o.csv: y is 5000 in row p7, but half of all targets are between -3.")
+
+
 @pytest.mark.parametrize("asked", [{}, {"id": "case", "time": "t"}])
 def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     sequences = [RNG.normal(size=(int(n), 2)).round(3) for n in RNG.integers(2, 6, 20)]
