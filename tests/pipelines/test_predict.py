@@ -95,6 +95,20 @@ def test_columns_are_matched_by_name(fitted, tmp_path, refusal):
     assert "no column 'v1'" in message and message.endswith("did you mean 'V1'?")
 
 
+def test_explain_says_that_columns_in_different_units_cannot_be_compared(tmp_path, call):
+    x, y = rows(60)
+    warns = []
+    for names in (["age", "sex", "bmi", "glucose"], NAMES):  # measurements, and steps of a series
+        for offset in (0, 90):
+            path = tmp_path / f"{names[0]}{offset}.csv"
+            path.write_text(text(x + np.array([0, 0, 0, offset]), y, names=names))
+            features = extract(str(path), label="level", cache=tmp_path / "cache", pool="mean", **SMALL)
+            saved = fit(features, columns="raw", alphas="1:1:1", select="valid", out=tmp_path / "r").saved
+            error = call("explain", saved, path, "--first", 1, "--out", tmp_path / "e.png")[2]
+            warns.append("columns in different units" in error)
+    assert warns == [False, True, False, False]
+
+
 def test_messages_of_predict_name_no_flags_of_extract(fitted, tmp_path, refusal):
     x, _ = rows(4, seed=1)
     for first, remedy in ((["", "", "", ""], "column 'v0'; fix the file"), ("abcd", "'v0'; write numbers there")):

@@ -54,10 +54,24 @@ def test_columns_that_rounding_hides_beside_a_larger_one_are_named(tmp_path):
     assert len(hidden) == 1
     assert hidden[0].startswith("t.csv: ratio, age cannot be seen beside second,")
     assert hidden[0].endswith("or pass --drop second")
-    # Constant columns and pixels that are nearly always black hide nothing.
+    # Nothing hides a constant column, whose deviation may be a rounding error instead of 0.
+    constant = {"constant": [0.1] * 12, "proline": [*range(283, 1680, 127), 1680], "label": columns["label"]}
+    assert "cannot be seen" not in " ".join(source_of(tmp_path / "c.csv", wide(constant)).notes())
+    # Pixels that are nearly always black hide nothing, and are not hidden.
     pixels = {f"p{n}": RNG.integers(0, 256, 12) for n in range(4)} | {"edge": [1] + 11 * [0], "black": 12 * [0]}
     source = source_of(tmp_path / "p.csv", wide({**pixels, "label": columns["label"]}), values=True)
     assert "cannot be seen" not in " ".join(source.notes())
+
+
+def test_a_target_that_may_be_mistyped_is_named(tmp_path):
+    a, y = RNG.normal(size=40).round(3), np.linspace(-8, 8, 40).round(2)
+    source = source_of(tmp_path / "t.csv", wide({"a": a, "b": a[::-1], "y": y}), label="y")
+    assert "mistake" not in " ".join(source.notes())
+    y[7] = 5000
+    columns = {"id": [f"p{row}" for row in range(40)], "a": a, "b": a[::-1], "y": y}
+    notes = [note for note in source_of(tmp_path / "o.csv", wide(columns), label="y").notes() if "mistake" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("o.csv: y is 5000 in row p7, but half of all targets are between -3.")
 
 
 @pytest.mark.parametrize("asked", [{}, {"id": "case", "time": "t"}])

@@ -13,6 +13,7 @@ from reservoir_pipelines.data.rows import MAX_NAMED
 from reservoir_pipelines.data.table_labels import are_numbers, is_usual_number
 from reservoir_pipelines.data.values import (
     INT64,
+    centre_and_spread,
     check_rounding,
     read_labels,
     rounding,
@@ -288,6 +289,30 @@ def _refuse_constant(where: str, targets: np.ndarray, label: str) -> None:
     if len(is_constant) > 1:
         which, remedy = f"all values of output {output} of {label}", "leave the output out"
     raise InputError(f"{where}: {which} are the same ({by_token[0, output]:g})", remedy)
+
+
+MAX_DISTANCE = 100
+"""Largest usual distance of a target from the median, in median distances: beyond it, a number may be mistyped."""
+
+
+def notes_on_outliers(targets: np.ndarray, row_names: np.ndarray, label: str) -> list[str]:
+    """Return a line on the target that is farthest from the others, if it is so far that it may be a mistake.
+
+    ``targets`` (rows, readout_tokens, outputs) are NaN if they are missing, and ``row_names`` are (rows,).
+    """
+    notes = []
+    for output in range(targets.shape[2]):
+        of_output = targets[:, :, output].astype(np.float64)
+        centre, spread = centre_and_spread(of_output.reshape(-1, 1))[:, 0]
+        distances = np.nan_to_num(np.abs(of_output - centre))
+        row, token = np.unravel_index(distances.argmax(), distances.shape)
+        if 0 < MAX_DISTANCE * spread < distances[row, token]:
+            low, high = np.nanquantile(of_output, [0.25, 0.75])
+            notes.append(
+                f"{label} is {of_output[row, token]:g} in row {row_names[row]}, but half of all targets are between "
+                f"{low:g} and {high:g}; if it is a mistake, repair or remove the row"
+            )
+    return notes[:1]  # the outputs of a forecast are the same numbers, shifted
 
 
 # ---- splits

@@ -19,7 +19,14 @@ from reservoir.tasks.texts import UNKNOWN, are_words, shown, word_starts
 from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import is_hub
-from reservoir_pipelines.data.labels import WHERE, Labels, encode_labels, no_labels, split_rows
+from reservoir_pipelines.data.labels import (
+    WHERE,
+    Labels,
+    encode_labels,
+    no_labels,
+    notes_on_outliers,
+    split_rows,
+)
 from reservoir_pipelines.data.rows import (
     OF_ARRAYS,
     OF_RECORDINGS,
@@ -259,6 +266,8 @@ class OwnData(Source):
         lines = [*self._rows.notes, *self._labels.notes]
         if self.task.labels_each_token and "each" not in self._rows.parameters:
             lines.append("y is as long as x, so it labels every token")
+        if self._rows.y is not None and not self.task.classes:
+            lines += notes_on_outliers(self._labels.y, self._rows.names, self._rows.label)
         if self._rows.y is None:
             lines.append(f"the rows have no labels, which fit and train need; {WHERE}")
         if self._rows.groups is not None:

@@ -174,9 +174,11 @@ def notes_on_scales(names: Sequence[str], x: np.ndarray) -> list[str]:
     # Divide by the largest number, because squares of huge numbers would overflow; if all are 0, by 1.
     values = np.ma.masked_invalid(x)
     values = values / float(abs(values).max() or 1)
-    # A column is hidden if it varies, but far less than all values together.
+    # A column is hidden if it varies, but far less than all values together. The deviation of a constant column is a
+    # rounding error, not always 0.
+    varies = (values.max(axis=0) > values.min(axis=0)).filled(False)
     deviations = values.std(axis=0).filled(0)
-    is_hidden = (deviations > 0) & (deviations < MIN_DEVIATION * float(values.std()))
+    is_hidden = varies & (deviations < MIN_DEVIATION * float(values.std()))
     # The column that is farthest from the mean of all values hides the others, and is not hidden itself.
     largest_column = int(np.square(values - values.mean()).mean(axis=0).filled(0).argmax())
     is_hidden[largest_column] = False

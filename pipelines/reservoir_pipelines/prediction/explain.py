@@ -12,16 +12,18 @@ from reservoir import InputError
 from reservoir.options import ExplainOptions
 from reservoir.sequence_model import occlusion
 from reservoir.tasks.pictures import as_patches
-from reservoir.tasks.task import Task, Tokens
+from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.texts import to_symbols
 from reservoir_pipelines.data.formats import read_new
 from reservoir_pipelines.data.values import encode
-from reservoir_pipelines.output import Record, printable
+from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.plots import COLOURS, break_lines, saved_figure, style
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.load import notify_skipped, open_readout
 
 MAX_LETTERS = 120  # letters that are legible in one row
+MAX_DISTANCE = 10
+"""Largest usual distance of a column's mean from that of all columns in one unit, in deviations of the column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,11 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     first_rows = slice(options.first)
     new_lengths = None if new.lengths is None else new.lengths[first_rows]
     x, lengths = encode(task, new.x[first_rows], new_lengths, str(file), new.names[first_rows])
+    if _units_differ(task, new.x):
+        notify(
+            f"{file}: columns in different units: a hidden value is replaced by the mean of the row, "
+            "so that the drops of columns cannot be compared"
+        )
     # As the model reads them: patches of images, numbers of symbols.
     if task.pictures:
         x = as_patches(x)
@@ -88,6 +95,23 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     unit = "logits" if task.classes else "the unit of the label"
     _plot(plot, task, x, lengths, rows, unit)
     return Explanation(rows=tuple(rows), unit=unit, plot=plot)
+
+
+def _units_differ(task: Task, x: Any) -> bool:
+    """Return whether the rows ``x`` of a task are measurements in columns whose numbers differ like those of units."""
+    names = task.parameters.get("columns", ())
+    if task.pictures:  # files, which stay on disk
+        return False
+    # Each value of a row has a column only in a wide table. Names such as t0, t1 ... are those of steps of a series.
+    is_wide = isinstance(task.form, Vectors) and x.ndim == 2 and len(names) == x.shape[1]
+    are_numbered = all(name[-1:].isdigit() for name in names)
+    if not is_wide or are_numbered or len(x) < 2:
+        return False
+    values = np.ma.masked_invalid(np.asarray(x, np.float64))
+    # The mean of a row, which replaces a hidden value, is then far outside the values of the column.
+    distances = abs(values.mean(axis=0) - values.mean())
+    deviations = values.std(axis=0)
+    return bool(((distances > MAX_DISTANCE * deviations) & (deviations > 0)).any())
 
 
 def _check_lengths(
