@@ -195,7 +195,8 @@ def _drawn_model(name: str, family: Family, lean: Any, draw: Draw, config: Any, 
     skip = SkipInitialisation()
     with usable_configuration(name), skip, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = family.loader.build(lean)
+        # Some activations hold their parameters in bfloat16, which NumPy does not have.
+        model = family.loader.build(lean).float()
     draw_parameters(model, draw, config, seed, skipped=skip.skipped)
     for parameter_name, parameter in model.named_parameters():
         # A sum is finite only if all values are, and needs no memory of the size of the parameter.
