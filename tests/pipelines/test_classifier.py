@@ -430,7 +430,7 @@ def test_a_warning_says_which_columns_read_only_the_beginning_of_longer_rows(poo
     settings = {"backbone": str(tiny_gpt2), "layers": "embed", "pool": pool, "compute": "float32"}
     longer = [np.append(row, row[:9]) for row in x[:3]]
     model = ReservoirTransformer(**settings).fit(x)
-    found = model.transform(longer)
+    features = model.transform(longer)
     if pool == "mean":
         assert len(recwarn) == 0
         return
@@ -438,7 +438,7 @@ def test_a_warning_says_which_columns_read_only_the_beginning_of_longer_rows(poo
     message = f"X: 3 rows are longer than any row of the fit; embed/{pool} read the first 40 tokens"
     assert (str(warning.message), warning.filename) == (message, __file__)
     if pool == "all":
-        np.testing.assert_array_equal(found, model.set_params(pool="tokens").fit(x).transform(longer))
+        np.testing.assert_array_equal(features, model.set_params(pool="tokens").fit(x).transform(longer))
     classifier = ReservoirClassifier(**settings).fit(x, y)
     with pytest.warns(UserWarning, match="read the first 40 tokens") as caught:
         assert classifier.predict(longer).shape == (3,)

@@ -187,9 +187,9 @@ def test_windows_are_the_tokens_of_the_maps(cache, tmp_path, patch, stride):
     assert len({len(row) for row in tokens}) > 1
     maps = attention(own, run=done.path, average=6, device="cpu")
     assert_maps(maps, by_hand(load_run(done.path, "cpu", "float32"), tokens))
-    given = {"backbone": ONE_BLOCK, "init": "random", "input": "orthogonal", "patch": patch, "stride": stride}
-    frozen = attention(own, average=6, device="cpu", **given)
-    model = load_model(prepared.task, resolve_model(ReservoirOptions(**given)), "cpu", "float32")
+    settings = {"backbone": ONE_BLOCK, "init": "random", "input": "orthogonal", "patch": patch, "stride": stride}
+    frozen = attention(own, average=6, device="cpu", **settings)
+    model = load_model(prepared.task, resolve_model(ReservoirOptions(**settings)), "cpu", "float32")
     assert_maps(frozen, by_hand(model, tokens))
 
 
