@@ -234,6 +234,30 @@ def test_scores_on_test_rows_that_repeat_other_rows_have_a_note(tmp_path, capsys
         assert ("5 of 20 test rows repeat a sequence" in capsys.readouterr().err) == bool(repeated)
 
 
+def test_test_rows_that_nearly_repeat_other_rows_have_a_note(tmp_path, capsys):
+    x = np.random.default_rng(0).normal(size=(60, 20))
+    x[40:45] = x[:5] * (1 + 1e-7)  # copies with other last digits
+    x[45] = x[0]
+    x[1:50:48] = 1013 + np.arange(20) / 1e3  # rows that differ from a constant by less than the rounding
+    x[49] += 1e-4
+    split = np.repeat(["train", "valid", "test"], 20)
+    np.savez(tmp_path / "d.npz", x=x[..., None], y=np.arange(60) % 2, split=split)
+    extract(str(tmp_path / "d.npz"), cache=tmp_path / "c", layers="embed", pool="mean", **MODEL)
+    values = "5 of 20 test rows repeat a sequence of the training or validation rows (4 but for rounding to 4 digits)"
+    assert values in capsys.readouterr().err
+
+    texts = [f"Row number {'abcdefghij'[row % 10] * (row + 1)} reads well." for row in range(30)]
+    texts[20:23] = [texts[0].upper(), f" {texts[1].replace(' ', '  ')}", texts[2]]
+    rows = [f'{row % 2},{["train", "valid", "test"][row // 10]},"{text}"' for row, text in enumerate(texts)]
+    (tmp_path / "t.csv").write_text("\n".join(["label,split,text", *rows]))
+    extract(str(tmp_path / "t.csv"), cache=tmp_path / "c", layers="embed", pool="mean", **MODEL)
+    texts_note = (
+        "3 of 10 test rows repeat a sequence of the training or validation rows "
+        "(2 but for case, spaces and punctuation)"
+    )
+    assert texts_note in capsys.readouterr().err
+
+
 def test_a_raw_input_that_is_chosen_among_the_columns_has_a_note(capsys):
     raw = Result(columns=("raw",), readout="ridge", alpha=1.0, valid_score=0.8, metric="R²")
     joined = replace(raw, columns=("embed/last", "raw"), valid_score=0.7)

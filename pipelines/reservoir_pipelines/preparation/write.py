@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from reservoir.errors import InputError
 from reservoir.options import ClusterOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, check_split
 from reservoir.tasks.task import MISSING
+from reservoir.tasks.texts import are_words, texts_of
 from reservoir_pipelines.data.table import data_exists
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepared import (
@@ -26,6 +28,12 @@ from reservoir_pipelines.preparation.prepared import (
     split_order,
 )
 from reservoir_pipelines.workers import map_pieces
+
+# Values of near repeats agree in so many significant digits: files are often written with no more.
+DIGITS = 4
+# Rows whose rounded values change less often, such as constant ones, may be alike by chance.
+MIN_CHANGES = 8
+VALUES_AT_A_TIME = 1 << 20  # values that are rounded at a time, in float64
 
 
 def write_prepared(
@@ -63,7 +71,7 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
     """Write the rows of the piece with this number, one file per split, and return a record of each file.
 
     A record has the split, name, size and checksum of the file, the numbers of its rows and of those left out or cut,
-    and, for own data, hashes of its rows, from which rows that are in several splits are found.
+    and, for own data, hashes of its rows, from which rows that are, exactly or nearly, in several splits are found.
     """
     records = []
     for name, split in source.read(piece).items():
@@ -87,7 +95,10 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
         path = folder / name / f"{number:05d}.h5"
         path.parent.mkdir(exist_ok=True)
         replace_file(path, partial(_write_arrays, arrays), durable=False)
-        is_own_data = source.task.name not in TASKS
+        hashes: dict[str, np.ndarray] = {}
+        if source.task.name not in TASKS:
+            hashes["exact"] = _hashes(_contents(split.x, lengths))
+            hashes["near"] = _hashes(_near_contents(source.task, split.x, lengths))
         records.append(
             {
                 "split": name,
@@ -97,7 +108,7 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
                 "rows": len(split),
                 "dropped": split.dropped,
                 "cut": split.cut,
-                "hashes": _hashes(split.x, lengths) if is_own_data else None,
+                "hashes": hashes,
             }
         )
     return records
@@ -155,7 +166,7 @@ def _write_index(
     # What the user should know of the rows. Only own data has the hashes from which repeats are found.
     warnings = _unknown_classes(task, splits)
     if task.name not in TASKS:
-        warnings += _repeats(files)
+        warnings += _repeats(task, files)
     index = {
         "version": VERSION,
         "task": task.to_dict(),
@@ -184,26 +195,77 @@ def _unknown_classes(task: Task, splits: Mapping[str, PreparedSplit]) -> list[st
     return lines
 
 
-def _hashes(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return a hash of each padded sequence and its length, (rows,) of uint64."""
-    contents = (row.tobytes() + length.tobytes() for row, length in zip(x, lengths, strict=True))
+def _hashes(contents: Iterable[bytes]) -> np.ndarray:
+    """Return a hash of each content, (contents,) of uint64."""
     digests = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
     return np.frombuffer(b"".join(digests), np.uint64)
 
 
-def _repeats(files: Mapping[str, list[dict[str, Any]]]) -> list[str]:
-    """Return a line if sequences of ``test`` are in other splits: a readout may know them by heart.
+def _contents(x: np.ndarray, lengths: np.ndarray) -> Iterator[bytes]:
+    """Yield each padded sequence and its length."""
+    return (row.tobytes() + length.tobytes() for row, length in zip(x, lengths, strict=True))
+
+
+def _near_contents(task: Task, x: np.ndarray, lengths: np.ndarray) -> Iterator[bytes]:
+    """Yield what a sequence shares with copies in other writing: texts by `_near_texts`, values by `_rounded`.
+
+    Other sequences, such as symbols, images and the windows of a forecast, are yielded as `_contents` does.
+    """
+    if are_words(task.alphabet):
+        yield from (text.encode("utf-8", "surrogatepass") for text in _near_texts(x, lengths))
+    elif x.dtype.kind != "f" or task.horizon:
+        yield from _contents(x, lengths)
+    else:
+        values = x.reshape(len(x), -1)
+        step = max(1, VALUES_AT_A_TIME // values.shape[1])
+        for rows in (slice(low, low + step) for low in range(0, len(x), step)):
+            rounded = _rounded(values[rows])
+            changes = (np.diff(rounded, axis=1) != 0).sum(axis=1, keepdims=True)
+            yield from _contents(np.where(changes < MIN_CHANGES, values[rows], rounded), lengths[rows])
+
+
+def _near_texts(codes: np.ndarray, lengths: np.ndarray) -> Iterator[str]:
+    """Yield texts, given as code points (rows, letters), in lower case and without white space and punctuation.
+
+    A text of punctuation alone stays as it is.
+    """
+    letters = [chr(code) for code in np.unique(codes).tolist()]
+    is_left_out = [letter.isspace() or unicodedata.category(letter).startswith("P") for letter in letters]
+    table = {ord(letter): None for letter, leave_out in zip(letters, is_left_out, strict=True) if leave_out}
+    return (text.casefold().translate(table) or text for text in texts_of(codes, lengths))
+
+
+def _rounded(x: np.ndarray) -> np.ndarray:
+    """Return values with `DIGITS` significant digits, in float64; NaN stays NaN."""
+    values = x.astype(np.float64)
+    is_not_zero = np.abs(values) > 0
+    exponents = np.floor(np.log10(np.abs(values), where=is_not_zero, out=np.zeros_like(values)))
+    steps = 10.0 ** (exponents - (DIGITS - 1))
+    return np.rint(values / steps) * steps
+
+
+def _repeats(task: Task, files: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+    """Return a line if sequences of ``test`` are, exactly or nearly, in other splits: readouts may know them by heart.
 
     ``files`` has the records of `_write_piece` by split. The list is empty if no sequence is repeated.
     """
-    hashes = {name: np.concatenate([file["hashes"] for file in files[name]]) for name in SPLITS}
-    hashes_of_others = np.concatenate([hashes["train"], hashes["valid"]])
-    repeated = int(np.isin(hashes["test"], hashes_of_others).sum())
-    if not repeated:
+
+    def repeated(kind: str) -> int:
+        """Return the number of test rows whose hash of a kind, "exact" or "near", another split has."""
+        hashes = {name: np.concatenate([file["hashes"][kind] for file in files[name]]) for name in SPLITS}
+        return int(np.isin(hashes["test"], np.concatenate([hashes["train"], hashes["valid"]])).sum())
+
+    exact, near = repeated("exact"), repeated("near")  # near repeats are exact ones and others
+    if not near:
         return []
-    start = f"{repeated:,} of {len(hashes['test']):,} {REPEATS}"
+    test_rows = sum(file["rows"] for file in files["test"])
+    of_texts = are_words(task.alphabet)
+    difference = "case, spaces and punctuation" if of_texts else f"rounding to {DIGITS} digits"
+    exception = f" ({near - exact:,} but for {difference})" if near > exact else ""
     remedy = "remove repeats, or give them one group"
-    return [f"{start}, so scores on new sequences may be lower; {remedy}"]
+    return [
+        f"{near:,} of {test_rows:,} {REPEATS}{exception}, so scores on new sequences may be lower; {remedy}"
+    ]
 
 
 def _digest(description: list[Any], splits: Mapping[str, PreparedSplit]) -> str:
