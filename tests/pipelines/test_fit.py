@@ -267,6 +267,17 @@ def test_a_folder_has_only_the_files_of_its_last_fit(extracted, tmp_path):
     assert {"confusion.png", "sweep.png", "notes.txt"} <= names
 
 
+def test_fits_that_show_other_things_have_other_folders(extracted, tmp_path):
+    shutil.copytree(extracted.entry, tmp_path / "features" / "digits" / extracted.entry.name)
+    options = {"columns": "final/mean", "alphas": "1e0:1e2:3"}
+    entry = tmp_path / "features" / "digits" / extracted.entry.name
+    shown = [{}, {"curve": "20"}, {"curve": "30"}, {"control": True}, {"mdl": True}]
+    results = [fit(entry, **options, **more) for more in shown]
+    assert len({result.saved.parent for result in results}) == len(shown)
+    assert fit(entry, **options).saved == results[0].saved
+    assert (results[1].saved.parent / "curve.png").is_file()
+
+
 def test_a_report_shows_each_folder_of_fits_with_the_same_settings(extracted, tmp_path):
     shutil.copytree(extracted.entry, tmp_path / "features" / "digits" / extracted.entry.name)
     for name in ("first", "second", "second"):

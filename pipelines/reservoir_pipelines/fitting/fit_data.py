@@ -219,6 +219,9 @@ class Known:
         """
         names = [joined_name(columns) for columns in candidates]
         settings = [names, options.readout, options.alphas, options.select, options.class_weight]
+        # What a fit shows besides its scores counts only if there is any, so that other folders keep their names.
+        if options.curve or options.control or options.mdl:
+            settings += [options.curve, options.control, options.mdl]
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
         # "sklearn.svm.LinearSVC:C=0.1,1" becomes "LinearSVC"; "ridge" stays as it is.
         class_path, _, _settings = options.readout.partition(":")
