@@ -245,7 +245,7 @@ def run_cells(root: Path) -> None:
     with folder.lock("a", wait=True):
         folder.save_failure("a", {"reason": "no memory" * 90})
         folder.save_result("a", {"score": [0.5] * 200, "folder": "made"})
-    folder.save_table({"name": "one", "rows": [], "columns": [], "claims": [], "note": "n" * 900})
+    folder.save_table({"name": "one", "rows": [], "columns": [], "keys": [], "claims": [], "note": "n" * 900})
 
 
 def cells(root: Path) -> Any:

@@ -262,9 +262,17 @@ def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
     low, high = spot["interval"]
     assert low < mean < high and spot["rows"] == kept.result(spot["cells"][0][0])["values"]["test_rows"] > 10
     assert f"{low:.1f} to {high:.1f}, {spot['rows']:,} rows" in report([done.folder]).page.read_text()
-    (done.folder / "cells" / f"{spot['cells'][2][0]}.json").unlink()
+    # A call with fewer seeds removes no finished ones from the saved table.
+    (only_one,) = reproduce([tmp_path / "my.toml"], seeds=1).tables
+    (saved,) = kept.tables()
+    assert spots(only_one)["output"]["seeds"] == 1 and spots(saved)["output"] == spot
+    assert saved["keys"] == done.tables[0]["keys"]
+    (done.folder / "cells" / f"{spot['cells'][1][0]}.json").unlink()
     (part,) = kept.tables()
     assert spots(part)["output"]["reason"] == "2 of 3 seeds; the others: not run yet"
+    (done.folder / "cells" / f"{spot['cells'][2][0]}.json").unlink()
+    reproduce([tmp_path / "my.toml"], seeds=1)
+    assert spots(kept.tables()[0])["output"]["by_seed"] == spot["by_seed"][:1]
 
 
 KILLED = """

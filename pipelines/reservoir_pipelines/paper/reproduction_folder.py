@@ -238,8 +238,43 @@ class ReproductionFolder:
         write_checked(self.path / "cells" / f"{key}.failed.json", {**cell, "format": FORMAT})
 
     def save_table(self, table: Mapping[str, Any]) -> None:
-        """Write a table, with or without its numbers."""
-        write_checked(self.path / "tables" / f"{table['name']}.json", {**table, "format": FORMAT})
+        """Write a table, with or without its numbers.
+
+        Of the seeds that the saved table has beyond those of this one, the finished ones stay in it.
+        """
+        path = self.path / "tables" / f"{table['name']}.json"
+        saved_table = None
+        with suppress(InputError):  # damaged: it is replaced
+            saved_table = self._read(path)
+        spot_at = _spots(saved_table) if saved_table else {}
+        rows = []
+        further_keys: list[str] = []
+        for row in table["rows"]:
+            spots = []
+            for column, spot in zip(table["columns"], row["spots"], strict=True):
+                further = self._further_seeds(spot, spot_at.get((row["name"], column)))
+                further_keys += [key for keys in further for key in keys]
+                spots.append(spot and {**spot, "cells": [*spot["cells"], *further]})
+            rows.append({**row, "spots": spots})
+        keys = [*dict.fromkeys([*table["keys"], *further_keys])]
+        write_checked(path, {**table, "rows": rows, "keys": keys, "format": FORMAT})
+
+    def _further_seeds(
+        self, spot: Mapping[str, Any] | None, saved_spot: Mapping[str, Any] | None
+    ) -> list[list[str]]:
+        """Return the keys of the cells that a saved spot has for seeds after those of a spot, up to the last finished.
+
+        The list is empty if the cells of their common seeds differ, because the recipe has changed.
+        """
+        if not spot or not saved_spot:
+            return []
+        seeds = len(spot["cells"])
+        if not seeds or saved_spot["cells"][:seeds] != spot["cells"]:
+            return []
+        further = saved_spot["cells"][seeds:]
+        while further and not all(map(self.result, further[-1])):
+            further = further[:-1]
+        return further
 
     def tables(self) -> list[dict[str, Any]]:
         """Return the tables, then the figures, with the numbers of the cells that have finished so far."""
@@ -261,12 +296,7 @@ class ReproductionFolder:
             {**row, "spots": [spot and {**spot, **self._numbers(spot)} for spot in row["spots"]]}
             for row in table["rows"]
         ]
-        spot_at = {
-            (row["name"], column): spot
-            for row in rows
-            for column, spot in zip(table["columns"], row["spots"], strict=True)
-            if spot
-        }
+        spot_at = _spots({**table, "rows": rows})
         claims = [{**claim, **verdict_on(claim, spot_at)} for claim in table["claims"]]
         return {**table, "rows": rows, "claims": claims}
 
@@ -368,6 +398,16 @@ class ReproductionFolder:
                 f"{path}: damaged ({error})", "remove it, and run the same command again"
             ) from error
         return values if values.get("format") == FORMAT else None
+
+
+def _spots(table: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Return the spots of a table by the names of their row and column."""
+    return {
+        (row["name"], column): spot
+        for row in table["rows"]
+        for column, spot in zip(table["columns"], row["spots"], strict=True)
+        if spot
+    }
 
 
 @dataclass(frozen=True)
