@@ -337,6 +337,26 @@ def test_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(cac
     assert "--data DIR" in err
 
 
+def test_cells_that_differ_in_inits_seeds_and_columns_share_a_trial(cache, tmp_path, monkeypatch):
+    from reservoir_pipelines.paper import stages
+
+    tried = []
+
+    def trial(cell, _):
+        tried.append(cell.settings.get("init"))
+        return stages.Cost(reason="no weights") if tried[-1] in ("pretrained", "statistics") else stages.Cost(seconds=2)
+
+    monkeypatch.setattr(stages, "_cost_of_trial", trial)
+    inits = ["random", "pretrained", "random-flat", "statistics", "tied"]
+    rows = [f'{{ name = "{init}", cell = "readout", settings = {{ init = "{init}" }} }}' for init in inits]
+    rows.append('{ name = "raw", cell = "readout", settings = { columns = "embed/last" } }')
+    cells = load_recipe(recipe(tmp_path, f"rows = [{', '.join(rows)}]"), "hour", seeds=2).cells
+    costs = estimate(cells, {"cache": cache})
+    assert len(costs) == 12 and tried == ["pretrained", "statistics", "random", "tied"]
+    without_weights = {cell.settings["init"] for cell in cells if costs[cell.key].reason}
+    assert without_weights == {"pretrained", "statistics"}
+
+
 TEN = """
 task = "bit-xor"
 columns = ["one"]

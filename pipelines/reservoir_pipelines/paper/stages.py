@@ -4,7 +4,7 @@ import inspect
 import io
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from math import prod
@@ -36,9 +36,11 @@ TRIAL_ROWS = 32
 FORWARD = 1 / 3  # time of a forward pass, as in validation, relative to a training step
 # settings that determine the cost of a cell
 COSTLY = (
-    *("backbone", "depth", "init", "input", "patch", "stride", "layers", "pool"),
+    *("backbone", "depth", "input", "patch", "stride", "layers", "pool"),
     *("parameters", "limit", "train", "batch", "steps", "sweep"),
 )
+# inits of every model, with which it takes the same time; None is the default
+SHARED_INITS = (None, "pretrained", "statistics", "random", "random-scaled", "random-flat")
 COUNTED_TASK = "cifar10"  # trained parameters are counted for this task, as in the paper
 MAX_TOKENS = 120  # largest side of a saved attention map, in tokens; larger maps are averaged over squares
 
@@ -246,22 +248,40 @@ def estimate(cells: Sequence[Cell], place_settings: Mapping[str, Any], workers: 
     ``place_settings`` has the user's cache, data and device; ``workers`` processes share the trials.
     """
     # Cells that differ only in other settings, such as the seed, take the same time.
-    cells_of_kinds: dict[tuple[Any, ...], list[Cell]] = {}
+    kinds: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
     for cell in cells:
-        kind = cell.stage, cell.task, *(str(cell.settings.get(name)) for name in COSTLY)
-        cells_of_kinds.setdefault(kind, []).append(cell)
+        cells_of_init = kinds.setdefault(_kind(cell), {})
+        cells_of_init.setdefault(str(cell.settings.get("init")), []).append(cell)
     # On busy cores a trial counts processor time. A GPU has no such time, so that its trials run one after the other.
     may_share = not on_gpu(choose_device(place_settings.get("device", "auto")))
-    trials = [(cells_of_kind[0], place_settings) for cells_of_kind in cells_of_kinds.values()]
-    costs_of_kinds = map_pieces(_cost_of_trial, trials, workers=workers if may_share else 1)
+    trials = [
+        ([cells_of_init[init][0] for init in _inits_to_try(cells_of_init)], place_settings)
+        for cells_of_init in kinds.values()
+    ]
+    costs_of_kinds = map_pieces(_costs_of_trials, trials, workers=workers if may_share else 1)
     costs = {
         cell.key: cost
-        for cells_of_kind, cost in zip(cells_of_kinds.values(), costs_of_kinds, strict=True)
-        for cell in cells_of_kind
+        for cells_of_init, costs_of_inits in zip(kinds.values(), costs_of_kinds, strict=True)
+        for init, cost in zip(_inits_to_try(cells_of_init), costs_of_inits, strict=True)
+        for cell in cells_of_init[init]
     }
     if costs:
         _notify_of_total(list(costs.values()))
     return costs
+
+
+def _kind(cell: Cell) -> tuple[Any, ...]:
+    """Return what the cost of a cell depends on, as far as it is known before a trial."""
+    # The same model stands for those of all cells that do not exist yet, see `_cost_of_trial`.
+    values = [cell.settings.get(name) for name in COSTLY]
+    names = ["a cell" if isinstance(value, Cell) else str(value) for value in values]
+    init = cell.settings.get("init")
+    return cell.stage, cell.task, *names, "" if init in SHARED_INITS else init
+
+
+def _inits_to_try(inits: Iterable[str]) -> list[str]:
+    """Return the inits of a kind in the order of their trials: first those that need files with weights."""
+    return sorted(inits, key=lambda init: init.startswith("random"))
 
 
 def _notify_of_total(costs: Sequence[Cost]) -> None:
@@ -274,6 +294,15 @@ def _notify_of_total(costs: Sequence[Cost]) -> None:
     notify(f"{len(costs)} cells to run: about {time}, {size_text(int(size))}{unknown_text}")
     if reasons := [cost.reason for cost in costs if cost.reason]:
         notify(f"{len(reasons)} of the cells cannot run here: {'; '.join(dict.fromkeys(reasons))}")
+
+
+def _costs_of_trials(cells: Sequence[Cell], place_settings: Mapping[str, Any]) -> list[Cost]:
+    """Return the cost of each of some cells that take the same time: they are tried until one of them can run."""
+    costs: list[Cost] = []
+    for cell in cells:
+        is_known = bool(costs) and not costs[-1].reason
+        costs.append(costs[-1] if is_known else _cost_of_trial(cell, place_settings))
+    return costs
 
 
 def _cost_of_trial(cell: Cell, place_settings: Mapping[str, Any]) -> Cost:
