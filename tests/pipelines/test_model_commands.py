@@ -277,7 +277,7 @@ def test_removing_a_task_names_the_entry_that_it_selects(call, cache, listed):
 
 
 def test_files_whose_tasks_have_one_name_are_told_apart_by_their_origin(answer, refusal, cache, listed, tmp_path):
-    files = [tmp_path / "дата.csv", tmp_path / "числа.csv"]
+    files = [tmp_path / "my data.csv", tmp_path / "my-data.csv"]
     for seed, file in enumerate(files):
         values = np.random.default_rng(seed).normal(size=(40, 3))
         lines = [f"{row},{'ab'[number % 2]}" for number, row in enumerate(",".join(map(str, v)) for v in values)]
@@ -285,9 +285,9 @@ def test_files_whose_tasks_have_one_name_are_told_apart_by_their_origin(answer, 
     entries = [str(extract(file, backbone=BLOCK_OF_MINI, init="random", layers="embed").entry) for file in files]
     origins = {each["entry"]: each["origin"] for each in listed()[0]}
     assert origins == dict(zip(entries, map(str, files), strict=True)) and str(files[0]) in listed()[1]
-    assert "the features of 2 sources" in refusal("cache", "remove", "csv")
+    assert "the features of 2 sources" in refusal("cache", "remove", "my-data.csv")
     assert answer("cache", "remove", files[0])["removed"] == entries[0]
-    assert answer("cache", "remove", "csv")["removed"] == entries[1]
+    assert answer("cache", "remove", "my-data.csv")["removed"] == entries[1]
 
 
 @pytest.fixture

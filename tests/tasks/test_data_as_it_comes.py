@@ -621,6 +621,14 @@ def test_own_data_never_has_the_name_of_a_named_task(origin):
     assert own_name(origin) == "mnist-data" and own_name(origin.replace("mnist", "mnist-1")) == "mnist-1"
 
 
+def test_names_that_differ_in_letters_beyond_ascii_are_different_tasks():
+    names = [own_name(f"folder/{letters}.csv") for letters in ("\u6570\u636e", "\u56f3\u8868", "\u00e9", "\u00e8")]
+    assert len(set(names)) == 4 and all(re.fullmatch(r"csv-[0-9a-f]{8}", name) for name in names)
+    assert own_name("donne\u0301es.csv") == own_name("donn\u00e9es.csv") != own_name("donnees.csv")
+    assert own_name("\udce9.csv")  # no valid UTF-8
+    assert own_name("my data.csv") == "my-data.csv" and own_name("mnist") == "mnist-data"
+
+
 def test_a_folder_with_the_name_of_a_named_task_is_read_as_any_other(tmp_path):
     for number in range(12):
         path = tmp_path / "mnist" / KIND[number % 2] / f"{number}.png"

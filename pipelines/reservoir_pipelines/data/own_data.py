@@ -1,6 +1,8 @@
 """Your own data as the source of a task."""
 
+import hashlib
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -69,12 +71,17 @@ NO_GROUP = ("", "nan", "None")  # how a missing group is written when it is read
 def own_name(origin: str) -> str:
     """Return the name of your own data as a task: the name of its file, or of the folder of its parts.
 
-    All but letters and digits of ASCII, points, underscores and hyphens become hyphens. The name of a named task gets
-    the suffix ``-data``.
+    All but letters and digits of ASCII, points, underscores and hyphens become hyphens. A name with other letters gets
+    its digest as a suffix, and the name of a named task the suffix ``-data``.
     """
     path = Path(origin)
-    name = path.absolute().parent.name if is_pattern(path) else path.name
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "data"
+    file_name = path.absolute().parent.name if is_pattern(path) else path.name
+    # Some systems store an accented letter as two characters.
+    file_name = unicodedata.normalize("NFC", file_name)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", file_name).lstrip("._-") or "data"
+    if not file_name.isascii():
+        digest = hashlib.sha256(file_name.encode("utf-8", "surrogatepass"))  # which need not be valid UTF-8
+        name = f"{name}-{digest.hexdigest()[:8]}"
     # Every stage tells named tasks from other data by the name alone: a folder called mnist is not MNIST.
     return f"{name}-data" if name in TASKS else name
 
