@@ -38,9 +38,10 @@ class Evaluation:
     ``balanced_accuracy`` (mean recall of the classes that occur), ``macro_f1``, and for two classes
     ``auc``, ``recall_at_1%_false_positives`` and ``recall_at_5%_false_positives``; those of real
     targets are ``R²``, ``rmse`` and ``mae``. If rows have 2 to 8 labels, these are means over the
-    labels, and ``accuracy_of_label_0`` ... (``R²_of_label_0``, ``rmse_of_label_0``) are added. Some
-    tasks add ``copy_baseline`` (copying the visible input) and
-    ``accuracy_of_all`` (sequences left out as too long count as wrong).
+    labels, and ``accuracy_of_label_0`` ... (``R²_of_label_0``, ``rmse_of_label_0``) are added; of a
+    forecast these are ``R²_1_step_ahead``, ``R²_2_steps_ahead`` and so on. Some tasks add
+    ``copy_baseline`` (copying the visible input) and ``accuracy_of_all`` (sequences left out as too
+    long count as wrong).
     """
 
     samples: int  # labels that were compared
@@ -71,6 +72,19 @@ class Evaluation:
         if kept_share < 1 and "accuracy" in scores:
             scores["accuracy_of_all"] = kept_share * scores["accuracy"]
         return replace(self, scores=scores)
+
+    def of_forecast(self) -> "Evaluation":
+        """Return a copy in which the scores of single labels, the values of a forecast, are those of steps ahead."""
+
+        def renamed(name: str) -> str:
+            """Return the name of a score, with the number of steps instead of that of a label."""
+            metric, _, label_number = name.partition("_of_label_")
+            if not label_number:
+                return name
+            steps = int(label_number) + 1
+            return f"{metric}_{steps}_step{'s' if steps > 1 else ''}_ahead"
+
+        return replace(self, scores={renamed(name): score for name, score in self.scores.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; with more than 100 classes, the confusion matrix is left out."""

@@ -381,12 +381,15 @@ def test_the_command_line_prints_a_line_for_each_step(tmp_path, call, monkeypatc
     monkeypatch.setenv("RESERVOIR_CACHE", str(tmp_path / "cache"))
     write(tmp_path, series())
     backbone = ("--backbone", TINY["backbone"], "--init", "random")
-    for arguments in (
-        ("extract", "load.csv", "--forecast", HORIZON, "--past", PAST, *backbone),
-        ("fit", "load.csv", "--out", "readout"),
-    ):
-        code, _, err = call(*arguments)
-        assert code == 0, err
+    code, _, err = call("extract", "load.csv", "--forecast", HORIZON, "--past", PAST, *backbone)
+    assert code == 0 and "with the values up to 3 steps ahead, --label load" in err, err
+    code, out, err = call("fit", "load.csv", "--out", "readout")
+    assert code == 0, err
+    run = ("--forecast", HORIZON, "--past", PAST, *backbone, "--steps", 1, "--eval-every", 1)
+    code, out_of_train, err = call("train", "load.csv", *run)
+    assert code == 0, err
+    for answer in (out, out_of_train):
+        assert "\nR² 1 step ahead " in answer and "\nrmse 3 steps ahead " in answer and "of label" not in answer
     code, out, err = call("predict", "readout", "load.csv", "--coverage", "0.8")
     assert code == 0, err
     lines = [json.loads(line) for line in out.splitlines()]

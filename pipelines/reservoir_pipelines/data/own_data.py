@@ -256,13 +256,18 @@ class OwnData(Source):
         sequences = f"{len(rows):,} rows of {size} {tokens}"
         if rows.holds == "images":  # each model divides them in its own way
             sequences = f"{len(rows):,} images"
+        horizon = self.task.horizon
         if rows.y is None:
             labels = "no labels"
         elif self.task.classes:
             labels = f"{self.task.classes:,} classes"
+        elif horizon:
+            labels = (
+                f"the values up to {horizon:,} steps ahead" if horizon > 1 else "the value 1 step ahead"
+            )
         else:
             labels = "targets of a regression"
-        if rows.y is not None and self.task.outputs > 1:
+        if rows.y is not None and self.task.outputs > 1 and not horizon:
             labelled = "token" if self.task.readout_tokens > 1 else "row"
             labels = f"{self.task.outputs:,} labels per {labelled}, {labels}"
         roles = "".join(f", --{flag} {column}" for flag, column in rows.roles.items())

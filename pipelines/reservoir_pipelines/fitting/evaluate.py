@@ -112,6 +112,8 @@ def evaluate(final: FinalReadout, test: Test, task: Task) -> Scores:
     # Sequences that were left out as too long count as wrong in a further accuracy.
     kept_share = samples.view.made_with.get("kept", {}).get("test", 1.0)
     evaluated = evaluated.with_baseline(task.floor, kept_share)
+    if task.horizon:
+        evaluated = evaluated.of_forecast()
     if joins_windows:
         of_recordings = _score_of_recordings(test_rows, np.concatenate(window_scores), class_names)
         evaluated = replace(evaluated, scores=evaluated.scores | of_recordings)

@@ -224,6 +224,8 @@ def _test(job: Job, folder: RunFolder, steps: FPTSteps, rows: Split) -> _TestSco
     # 3. The measures.
     if job.target_scale:
         evaluation = evaluate_values(y, predicted, groups=units)
+        if task.horizon:
+            evaluation = evaluation.of_forecast()
     else:
         names = [str(task.label(number)) for number in range(task.classes)]
         evaluation = evaluate_classes(y, predicted, names, scored.margins, groups=units)
