@@ -211,9 +211,14 @@ def test_a_full_disk_is_not_taken_for_labels_of_several_types(fitted, tmp_path, 
     assert {file.name for file in tmp_path.iterdir()} == {"t.csv"}
 
 
-def test_names_of_files_that_are_not_utf_8_are_written_as_fit_writes_them(tmp_path):
-    write_predictions(tmp_path / "found.csv", [Prediction(id="caf\udce9.png", label="a", probabilities=[])])
-    assert read_table(tmp_path / "found.csv", list).frame["id"].tolist() == [r"caf\udce9.png"]
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_names_of_files_that_are_not_utf_8_are_written_as_fit_writes_them(tmp_path, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    write_predictions(
+        tmp_path / f"found{suffix}", [Prediction(id="caf\udce9.png", label="a", probabilities=[], set=["a"])]
+    )
+    assert read_table(tmp_path / f"found{suffix}", list).frame["id"].tolist() == [r"caf\udce9.png"]
 
 
 @pytest.mark.parametrize(("name", "message"), [("gone", "no such file"), ("t.csv", "t.csv: neither a readout nor")])

@@ -231,12 +231,20 @@ def _write_parquet(path: Path, predictions: Iterable[Prediction], absent: Names)
     arrow = import_pyarrow(path)
     tables: list[Any] = []  # one for each block of predictions
     for columns in _blocks_of_columns(predictions, absent):
+        encodable = {_encodable(name): [*map(_encodable, cells)] for name, cells in columns.items()}
         with as_input_error("--out: one column has labels of several types", "write .csv"):
-            tables.append(arrow.table(columns))
+            tables.append(arrow.table(encodable))
     with as_input_error("--out: one column has labels of several types", "write .csv"):
         # A column without any value in a block has the type null there, and takes that of the other blocks.
         table = arrow.concat_tables(tables, promote_options="default")
     arrow.parquet.write_table(table, path)  # outside, because a full disk is not an error of the labels
+
+
+def _encodable(cell: Any) -> Any:
+    """Return a cell whose texts are valid in UTF-8, escaped as `_write_csv` does: names of files need not be."""
+    if isinstance(cell, list):
+        return [*map(_encodable, cell)]
+    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
 WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
