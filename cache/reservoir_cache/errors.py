@@ -44,8 +44,3 @@ class Problem:
         """Return the problem at ``path`` that an error of the form 'where: what; what to do' describes."""
         what = str(error).partition(": ")[2].partition(";")[0]
         return cls(path, what, repair)
-
-
-def repair_command(key: str) -> str:
-    """Return the end of a message about damage: the command that repairs the entry."""
-    return f"run 'reservoir cache repair {key[:16]}', then the same extract again"

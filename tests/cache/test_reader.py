@@ -344,6 +344,17 @@ def test_constant_channels_are_exact(store):
     np.testing.assert_array_equal(decode(encode(x, store, column="c"), store), x)
 
 
+def test_a_damaged_import_names_the_import(tmp_path, toy):
+    call = {"command": "reservoir import-features x.npz --task toy"}
+    entry = Entry.create(tmp_path, "x", toy.spec(), Layout(batch_rows=2, block_rows=4), {"call": call})
+    toy.fill(entry)
+    (entry.path / "train" / "00000-0.h5").unlink()
+    with pytest.raises(CacheError, match=r"repair .*, then the same import-features again$"):
+        FeatureStore(entry.path)["train"]
+    (problem,) = verify(entry)
+    assert problem.repair.endswith("then the same import-features again")
+
+
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_refused_with_their_place(store, value):
