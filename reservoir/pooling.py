@@ -552,7 +552,8 @@ def _count_at_once(states: HiddenStates, levels: Tensor, places: Tensor) -> tupl
     import torch
 
     # The comparison writes 1.0 and 0.0, (batch, levels, width, tokens). Its product with ones and places sums both over
-    # the tokens above a level; padding weighs nothing.
+    # the tokens above a level; padding weighs nothing. A value equal to its level counts nothing, and half by signs. A
+    # second comparison would make both equal, but levels are no round numbers, so that hardly any value is one.
     ones = states.zero_at_padding(torch.ones_like(places))
     weights = torch.cat([ones, places], dim=2)[:, None]  # (batch, 1, tokens, 2)
     values = states.values.transpose(1, 2)[:, None]  # (batch, 1, width, tokens)
@@ -584,8 +585,9 @@ def _count_by_signs(states: HiddenStates, levels: Tensor, places: Tensor) -> tup
         sign_sums.append(torch.stack(sign_sums_of_levels, dim=1))
         place_sums.append(torch.stack(place_sums_of_levels, dim=1))
         levels_left = levels_left[:, piece.shape[1] :]
-    # (sign + 1) / 2 is 1 above a level, else 0. So the sum of weights over the tokens above it is half the sum of the
-    # signs times the weights, plus half the sum of all weights: ones for the count, places for their sum.
+    # (sign + 1) / 2 is 1 above a level, 1/2 at it, and 0 below it. So the sum of weights over the tokens above it is
+    # half the sum of the signs times the weights, plus half the sum of all weights: ones for the count, places for
+    # their sum.
     tokens = states.values.shape[1]
     count_above = (torch.cat(sign_sums, dim=2) + tokens) / 2
     sum_of_places = (torch.cat(place_sums, dim=2) + places.sum(dim=2, keepdim=True)) / 2

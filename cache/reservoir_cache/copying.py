@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from reservoir_cache.catalog import ENTRY_FOLDER, check_space
 from reservoir_cache.derived import ArrayFile, listed
 from reservoir_cache.entry import MANIFEST_FILE, Entry, Shard, TargetFile, page_name
-from reservoir_cache.errors import CacheError, repair_command
+from reservoir_cache.errors import CacheError
 from reservoir_cache.locks import LOCK_FILE, entry_locks, mark_last, process_text
 from reservoir_cache.paths import fault, file_crc32, is_regular, read_regular, refuse_links
 from reservoir_cache.publish import make_folder, publish, replacing
@@ -102,7 +102,7 @@ def copy_to(entry: Entry, url: str, progress: Progress = _no_progress) -> Copied
             for file, line in missing.items():
                 path = entry.path / file
                 if problem := fault(path, vars(line)):
-                    raise CacheError(f"{path}: {problem}; {repair_command(entry.key)}")
+                    raise CacheError(f"{path}: {problem}; {entry.repair_command}")
                 folder.send(path, file)
                 advance()
         for name in documents.names:
@@ -162,7 +162,7 @@ def _listed_files(entry: Entry) -> dict[str, Line]:
     """
     lines_of_input = listed(entry.path / INPUT)
     if lines_of_input is None:
-        raise CacheError(f"{entry.path / INPUT / MANIFEST_FILE}: damaged; {repair_command(entry.key)}")
+        raise CacheError(f"{entry.path / INPUT / MANIFEST_FILE}: damaged; {entry.repair_command}")
     lines: dict[str, Line] = {f"{INPUT}/{file}": line for file, line in lines_of_input.items()}
     for split in entry.splits:
         lines |= {f"{split}/{file}": line for file, line in entry.manifest(split).files.items()}
@@ -352,7 +352,7 @@ def _refuse_other_files(entry: Entry, documents: _Documents, folder: RemoteFolde
             problem = f"{entry.path}: the cache has this entry with other files than {folder.title}"
             raise CacheError(f"{problem}; remove it first, or copy to another --cache")
         if problem := fault(entry.path / file, vars(line)):
-            raise CacheError(f"{entry.path / file}: {problem}; {repair_command(entry.key)}")
+            raise CacheError(f"{entry.path / file}: {problem}; {entry.repair_command}")
 
 
 def _is_stored(path: Path, line: Line) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.errors import CacheError, repair_command
+from reservoir_cache.errors import CacheError
 from reservoir_cache.locks import entry_locks, mark_last, processes_at_work, was_ever_last
 from reservoir_cache.paths import is_regular, refuse_links
 from reservoir_cache.publish import make_folder, publish_json, read_json, sync
@@ -254,6 +254,17 @@ class Entry:
         return self.spec.key
 
     @property
+    def command(self) -> str:
+        """The name of the command that fills the entry, ``extract`` or ``import-features``, for messages."""
+        words = str(self.made_with.get("call", {}).get("command", "")).split()
+        return "import-features" if words[1:2] == ["import-features"] else "extract"
+
+    @property
+    def repair_command(self) -> str:
+        """The end of a message about damage: the commands that repair the entry."""
+        return f"run 'reservoir cache repair {self.key[:16]}', then the same {self.command} again"
+
+    @property
     def splits(self) -> list[str]:
         """The splits of the specification, sorted."""
         return sorted(self.spec.rows)
@@ -318,9 +329,7 @@ class Entry:
             return empty
         except (CacheError, TypeError, ValueError, KeyError, AttributeError) as error:
             # A damaged document may have other fields or types than the ones that are read above.
-            raise CacheError(
-                f"{path}: not a valid manifest ({error}); {repair_command(self.key)}"
-            ) from error
+            raise CacheError(f"{path}: not a valid manifest ({error}); {self.repair_command}") from error
         return manifest
 
     def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:

@@ -8,6 +8,26 @@ class CacheError(ValueError):
     """An error in one line that says where, what, and what to do."""
 
 
+class UnstorableError(CacheError):
+    """A value that a data type cannot hold.
+
+    Parameters
+    ----------
+    row : int
+        Number of the row in its split, from 0, by which the message names it.
+    problem : str
+        The rest of the message: the column, what is wrong there, and what to do.
+    """
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(row, problem)
+        self.row = row
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"row {self.row}, {self.problem}"
+
+
 @dataclass(frozen=True)
 class Problem:
     """Damage on disk: the file or folder, what is wrong with it, and how to repair it."""
@@ -24,8 +44,3 @@ class Problem:
         """Return the problem at ``path`` that an error of the form 'where: what; what to do' describes."""
         what = str(error).partition(": ")[2].partition(";")[0]
         return cls(path, what, repair)
-
-
-def repair_command(key: str) -> str:
-    """Return the end of a message about damage: the command that repairs the entry."""
-    return f"run 'reservoir cache repair {key[:16]}', then the same extract again"

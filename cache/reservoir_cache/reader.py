@@ -11,7 +11,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike, NDArray
 
 from reservoir_cache.entry import MANIFEST_FILE, Entry, Shard, TargetFile, has_listed_size
-from reservoir_cache.errors import CacheError, repair_command
+from reservoir_cache.errors import CacheError
 from reservoir_cache.locks import mark_used
 from reservoir_cache.paths import file_crc32, is_regular
 from reservoir_cache.shard import (
@@ -91,7 +91,7 @@ class SplitFeatures:
             if not has_listed_size(self._folder, line):
                 self._require_entry()
                 problem = f"{self._folder / line.file}: missing, or not of {line.bytes} bytes"
-                raise CacheError(f"{problem}; {repair_command(entry.key)}")
+                raise CacheError(f"{problem}; {entry.repair_command}")
 
     @property
     def rows(self) -> int:
@@ -184,7 +184,7 @@ class SplitFeatures:
         line = self._manifest.targets
         if line is None:
             raise CacheError(
-                f"{self._folder}: has no labels; run the extract that made {self._entry.path.name} again"
+                f"{self._folder}: has no labels; run the {self._entry.command} that made {self._entry.path.name} again"
             )
         path = self._folder / line.file
         try:
@@ -383,7 +383,7 @@ class SplitFeatures:
         """
         self._require_entry()
         where = f" (column {column})" if column else ""
-        return CacheError(f"{self._folder / line.file}: damaged{where}; {repair_command(self._entry.key)}")
+        return CacheError(f"{self._folder / line.file}: damaged{where}; {self._entry.repair_command}")
 
 
 def _has_valid_texts(arrays: dict[str, NDArray], rows: int) -> bool:

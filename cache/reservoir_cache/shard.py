@@ -23,7 +23,7 @@ from h5py import h5l, h5pl  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
 from reservoir_cache.entry import Column, check_column_name
-from reservoir_cache.errors import CacheError
+from reservoir_cache.errors import CacheError, UnstorableError
 from reservoir_cache.paths import crc32_of, joined_crc32
 
 STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
@@ -252,8 +252,8 @@ def encode(
     """Return features (rows, tokens, width) as they are stored, rounded to the type ``store``.
 
     Each ``offset_rows`` consecutive rows share an offset; by default all of them. ``column``, and the number
-    ``first_row`` of the first row in its split, are for messages. Raises CacheError for a value that is not finite, or
-    would be infinite after rounding, and if rounding makes all rows of a column equal that were not.
+    ``first_row`` of the first row in its split, are for messages. Raises UnstorableError for a value that is not
+    finite, or would be infinite after rounding, and if rounding makes all rows of a column equal that were not.
     """
     x = np.ascontiguousarray(x, dtype="<f4")
     rows, _, width = x.shape
@@ -269,9 +269,10 @@ def encode(
             # A float64 sum of finite float32 values is finite, so if it is not, some value is not.
             if not np.isfinite(mean).all():
                 index = _first_index(~np.isfinite(x))
-                raise CacheError(
-                    f"{_position_text(index, column, first_row)}: {x[index]} is not finite and cannot be stored; the "
-                    "forward pass failed there: check that row of the input, or compute in float32"
+                raise UnstorableError(
+                    first_row + index[0],
+                    f"{_position_text(index, column)}: {x[index]} is not finite and cannot be stored; the forward pass "
+                    "failed there: check that row of the input, or compute in float32",
                 )
             if store != "float32":
                 offset[...] = mean
@@ -287,25 +288,43 @@ def encode(
     largest_positive, largest_negative = bits.view(np.int16).max(), bits.max()
     overflows = largest_positive >= infinity or largest_negative >= infinity + 0x8000
     all_are_zero = largest_positive <= 0 and largest_negative in (0, 0x8000)
-    wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
-    if overflows:
-        # The message needs the position of the first infinity. (NaN has these bits, too, but no value is NaN.)
-        index = _first_index((bits & infinity) == infinity)
-        row, _, channel = index
-        distance = abs(x[index] - offsets[row // group_rows, channel])
-        where = _position_text(index, column, first_row)
-        problem = f"{where}: {x[index]:g} differs by {distance:.3g} from its channel's mean"
-        raise CacheError(f"{problem}, which overflows {store}; extract with {wider}")
-    # All rows of the column would be equal. That is a loss unless they differ by rounding errors alone.
-    if all_are_zero:
-        distances = np.abs(x - offsets[np.arange(rows) // group_rows, None])
-        is_lost = distances > _ROUNDING_ERROR * np.abs(x)
-        if is_lost.any():
-            index = _first_index(is_lost)
-            where = _position_text(index, column, first_row)
-            problem = f"{where}: {x[index]:g} differs by {distances[index]:.3g} from its channel's mean"
-            raise CacheError(f"{problem}, too little for {store}; extract with {wider}")
+    if overflows or all_are_zero:
+        offset_of_row = offsets[np.arange(rows) // group_rows, None]  # None is the axis of tokens
+        _refuse_loss(x, offset_of_row, store, overflows=overflows, column=column, first_row=first_row)
     return Encoded(values, offsets)
+
+
+def _refuse_loss(
+    x: NDArray[np.float32],
+    offsets: NDArray[np.float32],
+    store: str,
+    *,
+    overflows: bool,
+    column: str,
+    first_row: int,
+) -> None:
+    """Raise UnstorableError for features (rows, tokens, width) that overflow ``store``, or that it rounds to offsets.
+
+    ``offsets`` are (rows, 1, width). Features that all become offsets are no loss if they differ from these by rounding
+    errors alone.
+    """
+    with np.errstate(over="ignore"):
+        distances = np.abs(x - offsets)
+    # The value to name is the one farthest from its mean: it may have drawn the mean so far away that the other values
+    # of its channel overflow, too. Of values that are lost, it is the first.
+    to_name = distances == distances.max() if overflows else distances > _ROUNDING_ERROR * np.abs(x)
+    if not to_name.any():
+        return
+    index = _first_index(to_name)
+    reason = f"too little for {store};"
+    if overflows:
+        reason = f"which overflows {store}; check that row of the input, or"
+    wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
+    raise UnstorableError(
+        first_row + index[0],
+        f"{_position_text(index, column)}: {x[index]:g} differs by {distances[index]:.3g} from its channel's mean, "
+        f"{reason} extract with {wider}",
+    )
 
 
 def decode(
@@ -496,7 +515,7 @@ def _first_index(mask: NDArray[np.bool_]) -> tuple[int, int, int]:
     return int(row), int(token), int(channel)
 
 
-def _position_text(index: tuple[int, int, int], column: str, first_row: int) -> str:
-    """Return the position of a value in words; ``first_row`` is the number of the block's first row in its split."""
-    row, token, channel = index
-    return f"column {column}, row {first_row + row}, token {token}, channel {channel}"
+def _position_text(index: tuple[int, int, int], column: str) -> str:
+    """Return the position of a value in its row in words; ``index`` has row, token and channel."""
+    _, token, channel = index
+    return f"column {column}, token {token}, channel {channel}"

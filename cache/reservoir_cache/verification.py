@@ -7,7 +7,7 @@ from typing import Any
 
 from reservoir_cache import derived
 from reservoir_cache.entry import MANIFEST_FILE, Entry, Manifest, Shard, block_of, page_name, page_of
-from reservoir_cache.errors import CacheError, Problem, repair_command
+from reservoir_cache.errors import CacheError, Problem
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.paths import fault, file_crc32, is_regular
 from reservoir_cache.shard import UNREADABLE, inspect_shard
@@ -25,7 +25,7 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
         problems += _damage_of_split(entry, split, contents=contents)
     damaged_splits = {problem.path.parent.name for problem in problems}
     # Arrays of the input layer, and those that were derived from the features, have manifests of their own.
-    problems += _damage_of_arrays(entry.path / INPUT, repair_command(entry.key), contents=contents)
+    problems += _damage_of_arrays(entry.path / INPUT, entry.repair_command, contents=contents)
     problems += _damage_of_arrays(
         entry.path / MOMENTS, "it is computed again when needed", contents=contents
     )
@@ -34,7 +34,7 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
         for split, (finished, count) in entry.progress().items():
             if finished < count and split not in damaged_splits and not entry.intermediate:
                 problem = f"not finished: {finished} of {count} blocks exist"
-                problems.append(Problem(entry.path / split, problem, "run the same extract again"))
+                problems.append(Problem(entry.path / split, problem, f"run the same {entry.command} again"))
     return problems
 
 
@@ -51,7 +51,7 @@ def _damage_of_arrays(folder: Path, remedy: str, *, contents: bool) -> list[Prob
 def _damage_of_split(entry: Entry, split: str, *, contents: bool) -> list[Problem]:
     """Return the damaged pages of a split's manifest, and the damaged files that they list; see `verify`."""
     folder = entry.path / split
-    remedy = repair_command(entry.key)
+    remedy = entry.repair_command
     pages_with_files: set[int] = set()  # a page must list a file if the folder has one of its blocks
     for path in folder.glob("*.h5"):
         with suppress(CacheError):  # a file that no page can list

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,9 +22,10 @@ from reservoir_cache.entry import (
     has_listed_size,
     page_of,
 )
-from reservoir_cache.errors import CacheError
+from reservoir_cache.errors import CacheError, UnstorableError
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import publish, sync
+from reservoir_cache.reader import SplitFeatures
 from reservoir_cache.shard import (
     TARGET_RANKS,
     UNREADABLE,
@@ -194,6 +196,8 @@ class ShardWriter:
                 encoded = _encode(self._entry, split, block, arrays() if callable(arrays) else arrays)
                 written = _write(self._entry, split, block, encoded)
                 self._sizes.append(written.line.bytes)
+        except UnstorableError as error:
+            self._error = CacheError(f"{_row_text(self._entry, split, error.row)}, {error.problem}")
         except BaseException as error:  # raised again by ``put`` or on leaving
             self._error = error
         if written is None:
@@ -233,6 +237,14 @@ class ShardWriter:
         number = self._entry.block_number(split, block)
         self._claimed.remove(number)
         self._locks.release(number)
+
+
+def _row_text(entry: Entry, split: str, row: int) -> str:
+    """Return in words what names a row of a split in its source; its number in the split if the entry has no labels."""
+    row_id: int | str = row
+    with suppress(CacheError):
+        row_id = SplitFeatures(entry, split).ids[row].item()
+    return f"{split}, row {row_id!r}"
 
 
 def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, Encoded]:

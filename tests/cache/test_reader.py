@@ -344,19 +344,30 @@ def test_constant_channels_are_exact(store):
     np.testing.assert_array_equal(decode(encode(x, store, column="c"), store), x)
 
 
+def test_a_damaged_import_names_the_import(tmp_path, toy):
+    call = {"command": "reservoir import-features x.npz --task toy"}
+    entry = Entry.create(tmp_path, "x", toy.spec(), Layout(batch_rows=2, block_rows=4), {"call": call})
+    toy.fill(entry)
+    (entry.path / "train" / "00000-0.h5").unlink()
+    with pytest.raises(CacheError, match=r"repair .*, then the same import-features again$"):
+        FeatureStore(entry.path)["train"]
+    (problem,) = verify(entry)
+    assert problem.repair.endswith("then the same import-features again")
+
+
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_refused_with_their_place(store, value):
     x = np.zeros((6, 2, 3), np.float32)
     x[4, 1, 2] = value
-    with pytest.raises(CacheError, match=r"column block06/mean, row 1028, token 1, channel 2: .*not finite"):
+    with pytest.raises(CacheError, match=r"row 1028, column block06/mean, token 1, channel 2: .*not finite"):
         encode(x, store, column="block06/mean", first_row=1024)
 
 
 def test_opposite_infinities_do_not_hide_each_other(recwarn):
     x = np.zeros((2, 1, 2), np.float32)
     x[0, 0, 1], x[1, 0, 1] = np.inf, -np.inf
-    with pytest.raises(CacheError, match="row 0, token 0, channel 1: inf"):
+    with pytest.raises(CacheError, match="row 0, column c, token 0, channel 1: inf"):
         encode(x, "float32", column="c")
     assert not recwarn.list
 
@@ -366,15 +377,23 @@ def test_the_first_value_that_rounds_to_infinity_is_refused(store, limit):
     x = np.zeros((2, 1, 2), np.float32)
     for sign in (1, -1):  # the offset is zero, so the residual is the value
         x[:, 0, 1] = np.float32(limit) * np.array([sign, -sign])
-        with pytest.raises(CacheError, match=rf"row 0, token 0, channel 1: .*overflows {store}.*--store float32"):
+        with pytest.raises(CacheError, match=rf"row 0, .*, token 0, channel 1: .*overflows {store}.*--store float32"):
             encode(x, store, column="c")
     x[:, 0, 1] = np.nextafter(np.float32(limit), np.float32(0)) * np.array([1, -1], np.float32)
     assert np.isfinite(decode(encode(x, store, column="c"), store)).all()
 
 
+def test_an_outlier_that_overflows_is_named_as_its_source_names_it(entry, toy):
+    x = toy.features(entry, "train", 1)
+    x["final/last"][2, 0, 1] = 1e9  # the other rows of the channel are 2e8 and more below its mean
+    write_targets(entry, "train", toy.targets(10) | {"ids": np.array([f"r{row}" for row in range(10)])})
+    with pytest.raises(CacheError, match=r"^train, row 'r6', column final/last, token 0, channel 1: .*check that row"):
+        write_block(entry, "train", 1, x)
+
+
 def test_a_column_whose_rows_would_all_become_equal_is_refused_unless_it_varies_by_rounding_errors():
     x = np.random.default_rng(0).normal(size=(4, 1, 3)).astype(np.float32) * np.float32(1e-10)
-    with pytest.raises(CacheError, match=r"row 10, token 0, channel 0: .*too little for float16; .*--store bfloat16"):
+    with pytest.raises(CacheError, match=r"row 10, column c, token 0, channel 0: .*too little for float16; .*bfloat16"):
         encode(x, "float16", column="c", first_row=10, offset_rows=3)
     np.testing.assert_allclose(decode(encode(x, "bfloat16", column="c"), "bfloat16"), x, rtol=0.1)
     equal = np.full((4, 1, 3), 1e-3, np.float32)

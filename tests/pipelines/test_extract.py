@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reservoir_cache import CacheError, Entry, folder_bytes, repair, writer
+from reservoir_cache import CacheError, Entry, folder_bytes, list_entries, repair, writer
 from reservoir_pipelines import extract, prepare
 from reservoir_pipelines import plan as forecast_of
 from reservoir_pipelines.cli import run as command
@@ -311,7 +311,7 @@ def test_batches_of_a_gpu_are_fewer_for_small_models_and_cheaper_than_with_a_lim
     assert counts == sorted(counts, reverse=True) and counts[0] > 2 * counts[-1]
 
 
-def test_values_beyond_float16_are_refused_with_layer_and_row(small, monkeypatch):
+def test_values_beyond_float16_are_refused_with_layer_and_row(small, cache, monkeypatch):
     from reservoir.fpt import FPT
 
     plain = FPT.pooled_layers
@@ -321,8 +321,9 @@ def test_values_beyond_float16_are_refused_with_layer_and_row(small, monkeypatch
             yield {name: values * 1e6 for name, values in pooled.items()}
 
     monkeypatch.setattr(FPT, "pooled_layers", huge)
-    with pytest.raises(CacheError, match=r"embed/.*--store"):
+    with pytest.raises(CacheError, match=r"^train, row \d+, column embed/.*--store"):
         small(layers="embed", pool="last")
+    assert list_entries(cache) == []  # an entry without features would be the last one of the task
     assert np.isfinite(small(layers="embed", pool="last", store="float32")["train"]["embed/last"]).all()
 
 

@@ -84,6 +84,21 @@ def test_labels_in_any_file_are_evaluated_and_none_are_needed(fitted, tmp_path, 
     assert [one.label for one in plain] == labels and evaluate_predictions(plain) is None
 
 
+def test_predictions_equal_those_of_the_fit_almost_without_a_penalty_if_float32_is_stored(tmp_path):
+    x, y = rows(240)
+    (tmp_path / "t.csv").write_text(text(x, y))
+    settings = {"label": "level", "cache": tmp_path / "cache", "pool": "mean,last", "store": "float32", **SMALL}
+    features = extract(str(tmp_path / "t.csv"), **settings)
+    columns = "embed/mean+embed/last"
+    result = fit(features, columns=columns, alphas="1e-6:1e-6:1", select="valid", out=tmp_path / "readout")
+    with result.predictions.open(newline="") as file:
+        of_fit = {line["id"]: line for line in csv.DictReader(file) if line["split"] == "test"}
+    of_predict = {one.id: one for one in predict(result.saved, tmp_path / "t.csv") if one.id in of_fit}
+    assert {name: one.label for name, one in of_predict.items()} == {name: of_fit[name]["best"] for name in of_fit}
+    likely = [max(of_predict[name].probabilities) for name in of_fit]
+    np.testing.assert_allclose([float(line["best_probability"]) for line in of_fit.values()], likely, atol=1e-4)
+
+
 def test_columns_are_matched_by_name(fitted, tmp_path, refusal):
     x, _ = rows(10, seed=1)
     (tmp_path / "a.csv").write_text(text(x))

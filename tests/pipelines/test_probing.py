@@ -406,6 +406,8 @@ def test_both_models_have_the_labels_of_the_call_in_whatever_folder_it_is_made(t
         (("--backbone", "kernels"), "the model itself is untrained (--init random)"),
         (("--layers", "embed", "--columns", "block01/mean"), "column 'block01/mean': not cached"),
         (("--curve", "5", "--readout", "logistic"), "--curve 5: a learning curve needs --readout ridge"),
+        (("--select", "cv1"), "--select cv1: choose auto, valid, or cvK"),
+        (("--select", "cv5", "--readout", "logistic"), "--select cv5: cross-validation is only for ridge"),
         (("--control", "--readout", "sklearn.svm.LinearSVC:C=1"), "readouts have no control task"),
     ],
 )

@@ -238,7 +238,7 @@ def test_the_entry_of_a_training_from_the_cache_does_not_become_the_last_one(cac
 def test_mistakes_end_in_one_line(settings, message, cache):
     with pytest.raises(InputError, match=message) as caught:
         train("bit-xor", **{**QUICK, "steps": 2, **settings})
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and not (cache / "runs").exists()
 
 
 def test_a_limit_that_does_not_hold_for_new_training_rows_is_noted(cache, capsys):

@@ -117,7 +117,7 @@ def test_a_gpu_encodes_as_the_host(gpu, store):
     assert {name: found.crc32 for name, found in encoded().items()} == expected
     for wrong in (np.nan, np.inf, -np.inf, *[1e6, -1e6] * (store == "float16")):
         columns["b/last"][5, 0, 1] = wrong
-        with pytest.raises(CacheError, match="b/last, row 12, token 0, channel 1: "):
+        with pytest.raises(CacheError, match="row 12, column b/last, token 0, channel 1: "):
             encoded()
     columns["b/last"] = np.zeros((5, 1, 3), np.float32)
     assert not encoded()["b/last"].values.any()

@@ -5,6 +5,8 @@ import sys
 
 import numpy as np
 import pytest
+from reservoir_pipelines.data import formats
+from reservoir_pipelines.data import sounds as sounds_module
 from reservoir_pipelines.data.sounds import BANDS, frame_count, mel_frames, open_sound, read_samples
 from reservoir_pipelines.preparation.prepare import open_source
 from scipy.io import wavfile
@@ -81,6 +83,23 @@ def test_a_folder_has_a_class_per_folder(tmp_path):
         and y is None
         and np.array_equal(x[0], mel_frames(samples_of(tmp_path / "calls/high/3.wav"), RATE))
     )
+
+
+def test_new_sounds_are_decoded_when_their_rows_are_read(tmp_path, monkeypatch):
+    calls = make_folder(tmp_path / "calls")
+    task = open_source(str(calls)).task
+    rows = formats.read_new(calls, task)
+    expected, decoded = rows.x[3:5], []
+
+    def read_and_count(sound, rate):
+        decoded.append(sound.path.name)
+        return read_samples(sound, rate)
+
+    monkeypatch.setattr(sounds_module, "read_samples", read_and_count)
+    encoded = formats.encode_rows(rows, task, str(calls))
+    assert np.array_equal(encoded.x[3:5], expected) and encoded.x.shape == (20, 13, 40)
+    assert decoded == ["0.wav", "3.wav", "4.wav"]  # the first one shows what kind of data it is
+    assert np.array_equal(encoded.without({0: "short"}).x[2:4], expected)
 
 
 @pytest.mark.parametrize("suffix", ["flac", "ogg", "mp3"])

@@ -108,5 +108,7 @@ def _findings_of_entries(root: Path) -> Iterator[Finding]:
             yield Finding("entry", summary.fault, f"reservoir cache repair {key}")
         elif not summary.finished:
             state = f"{summary.entry.path.name}: {summary.blocks_done} of {summary.blocks} blocks"
-            remedy = f"run the same extract again to continue, or reservoir cache remove {key}"
+            remedy = (
+                f"run the same {summary.entry.command} again to continue, or reservoir cache remove {key}"
+            )
             yield Finding("entry", state, remedy)

@@ -157,8 +157,8 @@ def check_file(path: Path) -> None:
 def read_new(path: Path, task: Task, labels: str | None = None) -> Rows:
     """Return the rows of new data for a task in the form that `encode_rows` reads.
 
-    ``x`` holds texts (rows,), numbers, or files of images, which stay on disk. Rows that cannot be read are skipped,
-    unless that is true of all. ``labels`` is the path of a table of labels, if there is one.
+    ``x`` holds texts (rows,), numbers, or files of images or sounds, which stay on disk. Rows that cannot be read are
+    skipped, unless that is true of all. ``labels`` is the path of a table of labels, if there is one.
     """
     # New rows are read with the options and choices that the task was read with.
     parameters = {**task.parameters, "labels": labels, "skip_bad_rows": True}
@@ -183,7 +183,7 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> Rows:
     if rows.holds == "letters":
         assert rows.lengths is not None  # `text_rows` sets them
         return replace(rows, x=np.array(texts_of(rows.x[:], rows.lengths)), lengths=None)
-    if are_images:
+    if rows.holds in ("images", "sounds"):
         return rows
     # Symbols may be stored as floats.
     x = rows.x[:]
@@ -210,9 +210,38 @@ def _without_unknown_symbols(path: Path, rows: Rows, form: Tokens) -> Rows:
     return rows.without(problems) if 0 < len(problems) < len(rows) else rows
 
 
+class _EncodedRows:
+    """The sequences of rows as a task stores them; those of a range of rows are read when they are needed."""
+
+    def __init__(self, rows: Rows, task: Task, where: str):
+        self._rows, self._task, self._where = rows, task, where
+        self._names = rows.names
+        first_row = self[:1]  # refuses data of another kind
+        self.shape = (len(rows), *first_row.shape[1:])
+        self.dtype = first_row.dtype
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        lengths = self._rows.lengths
+        x, _ = encode(
+            self._task,
+            self._rows.x[rows],
+            None if lengths is None else lengths[rows],
+            self._where,
+            self._names[rows],
+        )
+        return x
+
+
 def encode_rows(rows: Rows, task: Task, where: str) -> Rows:
-    """Return the rows of `read_new` with their sequences and lengths as they are stored; ``where`` is for messages."""
-    if rows.holds == "images":  # they stay on disk; each has as many patches
+    """Return the rows of `read_new` with their sequences and lengths as they are stored; ``where`` is for messages.
+
+    Images and sounds stay on disk until they are read from ``x`` of the result.
+    """
+    if rows.holds == "images":  # each has as many patches
         return replace(rows, lengths=np.full(len(rows), task.max_tokens, np.int32))
+    if rows.holds == "sounds":
+        x = _EncodedRows(rows, task, where)
+        assert rows.lengths is not None  # `sound_rows` sets them
+        return replace(rows, x=x, lengths=clean_lengths(where, rows.lengths, *x.shape[:2]))
     x, lengths = encode(task, rows.x[:], rows.lengths, where, rows.names)
     return replace(rows, x=x, lengths=lengths)

@@ -311,6 +311,11 @@ def missing_blocks(entry: Entry, splits: Sequence[str], columns: Sequence[str]) 
     return [(split, block) for split in splits for block in sorted(entry.missing(split, columns))]
 
 
+def has_features(entry: Entry) -> bool:
+    """Return whether an entry has columns of any block."""
+    return any(entry.manifest(split).shards for split in entry.splits)
+
+
 def row_count(entry: Entry, blocks: Sequence[tuple[str, int]]) -> int:
     """Return the number of rows of some blocks."""
     ranges = (entry.layout.block(entry.spec.rows[split], block) for split, block in blocks)

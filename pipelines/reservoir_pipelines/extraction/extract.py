@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from reservoir_cache import (
+    CacheError,
     Entry,
     FeatureStore,
     SplitFeatures,
@@ -27,7 +29,13 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.data.table import data_exists
-from reservoir_pipelines.extraction.entries import prepared_folder, rename_texts, row_count, write_labels
+from reservoir_pipelines.extraction.entries import (
+    has_features,
+    prepared_folder,
+    rename_texts,
+    row_count,
+    write_labels,
+)
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
@@ -172,6 +180,13 @@ def _compute(
                 # This process computes the blocks that workers have left, or all.
                 computed_rows += extractor.compute(entry, bar.advance)
             return entry, computed_rows
+        except (InputError, CacheError):
+            # An entry without features would be the last one of its task, which `fit` reads. `remove` leaves it if
+            # another process is at work on it.
+            with suppress(CacheError):
+                if not has_features(entry):
+                    remove(entry.path)
+            raise
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -45,6 +45,7 @@ from reservoir_pipelines.extraction.entries import (
     compute_missing,
     data_record,
     entry_folder,
+    has_features,
     missing_blocks,
     new_layout,
     start_entry,
@@ -320,8 +321,7 @@ class Extractor:
         problem = f"{entry.path.name}: out of memory with {rows} rows in a batch"
         if rows == 1:
             raise InputError(problem, "extract fewer --layers, shorter rows, or on another --device")
-        has_features = any(finished_blocks for finished_blocks, _ in entry.progress().values())
-        if has_features:
+        if has_features(entry):
             raise InputError(
                 problem,
                 f"run reservoir cache remove {entry.key[:12]}, then extract with --batch-rows {rows // 2}",

@@ -18,6 +18,7 @@ from reservoir.errors import InputError, as_input_error, writing
 from reservoir.machine import may_have_gpu
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
+from reservoir.plan.candidates import choose_folds
 from reservoir.readouts.products import Arithmetic, products_on
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.labels import require_labels
@@ -135,7 +136,9 @@ def check_options(options: FitOptions, task: Task, columns: Sequence[Column]) ->
     require_labels(task, "fit")
     named_columns(options.columns, columns, task)
     parse_curve(options)
-    _check_probing(options, task, make_fitter(options, task.classes, gap=gap_of(task)).kind)
+    # Folds that the user names do not depend on the rows, whose numbers are not known yet.
+    folds = 0 if options.select == "auto" else choose_folds(options, {})[0]
+    _check_probing(options, task, make_fitter(options, task.classes, folds, gap=gap_of(task)).kind)
 
 
 def _check_probing(options: FitOptions, task: Task, kind: str) -> None:

@@ -103,7 +103,7 @@ def _units_differ(task: Task, x: Any) -> bool:
     if task.pictures:  # files, which stay on disk
         return False
     # Each value of a row has a column only in a wide table. Names such as t0, t1 ... are those of steps of a series.
-    is_wide = isinstance(task.form, Vectors) and x.ndim == 2 and len(names) == x.shape[1]
+    is_wide = isinstance(task.form, Vectors) and len(x.shape) == 2 and len(names) == x.shape[1]
     are_numbered = all(name[-1:].isdigit() for name in names)
     if not is_wide or are_numbered or len(x) < 2:
         return False

@@ -23,13 +23,12 @@ from reservoir_pipelines.training.job import Job
 
 
 def inputs_of(job: Job) -> "Inputs":
-    """Return the inputs of a training; flags that do not fit the task, the model or its device raise `InputError`."""
-    _check_flags(job)
+    """Return the inputs of a training, from the cache or from the prepared rows."""
     return CachedInputs(job) if job.options.from_cache else PreparedInputs(job)
 
 
-def _check_flags(job: Job) -> None:
-    """Refuse flags that do not fit the task, the model or its device."""
+def check_flags(job: Job) -> None:
+    """Raise `InputError` for flags that do not fit the task, the model or its device."""
     options = job.options
     if options.compiled and not devices.on_gpu(job.model.device):
         raise InputError("--compile: a compiled model is faster on GPUs only", "remove the flag")

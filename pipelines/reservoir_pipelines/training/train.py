@@ -19,7 +19,7 @@ from reservoir_pipelines.files import cache_root, write_checked
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion, plot_training
 from reservoir_pipelines.training.checkpoints import Display, train_in_folder
-from reservoir_pipelines.training.inputs import inputs_of
+from reservoir_pipelines.training.inputs import check_flags, inputs_of
 from reservoir_pipelines.training.job import Job, load_job
 from reservoir_pipelines.training.result import Training, training_result
 from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RESULT, RunFolder
@@ -61,8 +61,9 @@ def train_once(
     """Train with one value of each option; score the test split unless ``test`` is False."""
     # The stack holds the lock of the folder. Random numbers that the model draws do not change those of the caller.
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as stack:
-        # 1. The data, the model, and all defaults.
+        # 1. The data, the model, and all defaults. What cannot be trained is refused before there is a folder.
         job = load_job(task, reservoir, source, options, place, ranks)
+        check_flags(job)
         if job.generator.no_selection and not test:
             raise InputError(
                 f"--sweep of {task}: {job.generator.no_selection.reason}, which would choose the value",
