@@ -87,7 +87,8 @@ class Bundle:
     scores: dict[str, Any]  # the values of `Result.to_dict`, with scores on validation and test
     lengths: bool = False  # whether the sequences of the fit had several lengths
     groups: bool = True  # False if the rows of the fit are known to have had no groups
-    origin: str = ""  # the task or the path of the data of the fit; "" if not recorded
+    # The task or the path of the data of the fit, or the folder of the requests of an engine; "" if not recorded.
+    origin: str = ""
     # The scores of `nonconformity_scores`, (n,), or of forecasts the errors of `forecast_errors`, (n, horizon); empty
     # if the readout has none.
     held_out: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -99,6 +100,8 @@ class Bundle:
         """Return the bundle of a readout that was chosen on cache entries, with its ``result`` on test."""
         train = known.view["train"]
         made_with = known.view.made_with
+        entry = chosen.source.view.made_with
+        call = entry.get("call", {})
         return cls(
             task=known.task,
             scaling=scaling_from_json(made_with.get("scaling"), known.task),
@@ -107,7 +110,7 @@ class Bundle:
             scores=result.to_dict(),
             lengths=bool(train.lengths.min() < train.lengths.max()),
             groups=train.groups is not None,
-            origin=made_with.get("call", {}).get("task", ""),
+            origin=call.get("file" if "engine" in entry else "task", ""),
             held_out=chosen.held_out(),
             position_means=_position_means_of(known),
         )
