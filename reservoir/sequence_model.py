@@ -199,7 +199,11 @@ class PixelsModel(nn.Module):
 
 
 def occlusion(
-    model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Tensor, symbols: int = 0
+    model: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    lengths: Tensor,
+    symbols: int = 0,
+    means: Tensor | None = None,
 ) -> Tensor:
     """Return by how much each logit decreases when the input around a position is hidden, (rows, positions, logits).
 
@@ -213,6 +217,8 @@ def occlusion(
         The real positions of each sequence, (rows,) of int64.
     symbols : int, default 0
         The size of the vocabulary; 0 if sequences are values.
+    means : Tensor, optional
+        What replaces the values of each position, (positions, channels); by default the mean of the row.
     """
     draw = torch.Generator().manual_seed(0)
     effects: list[Tensor] = []
@@ -221,7 +227,7 @@ def occlusion(
         bounds = torch.linspace(0, length, min(length, MAX_STRETCHES) + 1).long()
         copies = [row]
         for begin, end in pairwise(bounds.tolist()):
-            copies += _hidden_copies(row, length, slice(begin, end), symbols, draw)
+            copies += _hidden_copies(row, length, slice(begin, end), symbols, means, draw)
         # One forward pass of the row and of its changed copies. The decrease of each stretch, averaged over the
         # draws, is divided evenly among the positions of the stretch.
         logits = model(torch.stack(copies), lengths.new_full((len(copies),), length)).flatten(1).double()
@@ -234,17 +240,25 @@ def occlusion(
 
 
 def _hidden_copies(
-    row: Tensor, length: int, stretch: slice, symbols: int, draw: torch.Generator
+    row: Tensor,
+    length: int,
+    stretch: slice,
+    symbols: int,
+    means: Tensor | None,
+    draw: torch.Generator,
 ) -> list[Tensor]:
     """Return copies of a row in which other values replace a stretch.
 
-    Symbols are replaced by random ones, in several draws; values by the mean of each channel over the row, in one copy.
+    Symbols are replaced by random ones, in several draws; values, in one copy, by the ``means`` of their positions
+    (positions, channels), or without these by the mean of each channel over the row.
     ``length`` is the number of real positions of the row, and ``symbols`` the size of the vocabulary, 0 for values.
     """
     copies: list[Tensor] = []
-    for _ in range(DRAWS if symbols else 1):  # the mean is the same in every draw
+    for _ in range(DRAWS if symbols else 1):  # a mean is the same in every draw
         if symbols:
             replacement = torch.randint(symbols, (stretch.stop - stretch.start,), generator=draw)
+        elif means is not None:
+            replacement = means[stretch]
         else:
             replacement = row[:length].nanmean(0)  # NaN stands for a missing value
         copy = row.clone()

@@ -157,8 +157,10 @@ class FitScores:
     @classmethod
     def of(cls, fit: Fit, against: Sequence[Against]) -> FitScores:
         """Return the scores of a fit, with some of its comparisons with baselines."""
+        from reservoir_pipelines.fitting.results import entry_names
+
         return cls(
-            title=f"{fit.entry.parent.name}, {fit.entry.name}",
+            title=f"{fit.entry.parent.name}, {entry_names(fit.entries)}",
             best=fit.best,
             reservoir=fit.reservoir,
             baselines=fit.baselines,

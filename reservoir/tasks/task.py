@@ -84,6 +84,15 @@ class Task:
         return "window" in self.parameters and "stride" not in self.parameters
 
     @property
+    def position_columns(self) -> tuple[str, ...]:
+        """The table column of each position, if a sequence is a row with one value per column; else empty."""
+        names = self.parameters.get("columns", ())
+        # In other tables, columns are channels. With the parameter, a second channel says which values are missing.
+        channels_per_value = 2 if self.parameters.get("missing") == "mask" else 1
+        has_one_value = isinstance(self.form, Tokens) or self.form.dim == channels_per_value
+        return tuple(names) if has_one_value and len(names) == self.max_tokens else ()
+
+    @property
     def unlabelled(self) -> bool:
         """Whether the rows have no labels, so that only features can be made of them."""
         return bool(self.parameters.get("unlabelled"))

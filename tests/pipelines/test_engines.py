@@ -128,6 +128,19 @@ def test_predict_reads_a_folder_and_gives_the_labels_of_pooled_arrays(table, req
     assert code == 0 and "accuracy" not in err and out.count("\n") >= 12
 
 
+def test_predict_says_that_a_folder_is_that_of_the_fit_and_leaves_out_groups_that_the_fit_had_not(
+    table, requests, readout, tmp_path, call
+):
+    names = ["ab"[label] for label in table[1]]
+    lines = [f"{row},{name},{row % 4}" for row, name in enumerate(names)]
+    (tmp_path / "labels.csv").write_text("\n".join(["id,label,group", *lines]))
+    code, _, err = call("predict", readout, requests, "--labels", tmp_path / "labels.csv")
+    assert code == 0 and "groups" not in err
+    assert "requests: the readout was fitted on rows of this folder; for new data trust the test score of fit" in err
+    code, _, err = call("predict", readout, requests)  # without labels there is no score to mistrust
+    assert code == 0 and "was fitted on" not in err
+
+
 def test_vectors_of_the_engine_are_those_that_extract_computes(table, tmp_path):
     """Layer k of an engine is the output of block k, as `output_hidden_states` has it but before the final norm."""
     model = save_with_tokenizer("gpt2", tmp_path / "model")

@@ -477,6 +477,26 @@ def test_a_table_names_the_columns_that_are_features_and_refuses_labels_among_th
             import_with(**{name: np.arange(80) % 2.0})
 
 
+def test_a_table_with_the_ids_of_other_rows_or_in_another_order_is_refused(cache, tmp_path, capsys):
+    names, names_of_rows = np.repeat([*ROWS], [*ROWS.values()]), np.array([f"p{row}" for row in range(80)])
+    own = {"split": names, "patient": names_of_rows, "a": DRAW.normal(size=80), "b": DRAW.normal(size=80)}
+    parquet.write_table(pyarrow.table({**own, "kind": np.arange(80) % 2}), tmp_path / "own.parquet")
+
+    def import_with(**columns):
+        parquet.write_table(pyarrow.table({**own, **columns}), tmp_path / "f.parquet")
+        flags = {"task": tmp_path / "own.parquet", "label": "kind", "id": "patient", "name": "lab"}
+        return import_features(tmp_path / "f.parquet", **flags)
+
+    import_with()
+    assert "f.parquet: the features are a, b; the ids are patient\n" in capsys.readouterr().err
+    lists = {"deep": DRAW.normal(size=(80, 2)).tolist()}
+    for columns in ({}, lists):
+        swapped = names_of_rows.copy()
+        swapped[[41, 42]] = swapped[[42, 41]]
+        with pytest.raises(InputError, match="row 1 of valid has the id 'p42', but in the task 'p41'; put the rows"):
+            import_with(patient=swapped, **columns)
+
+
 def test_a_row_of_a_table_without_a_list_or_a_split_is_refused(own_arrays, tmp_path):
     task, arrays = own_arrays
     write_table(tmp_path / "f.parquet", arrays)

@@ -27,6 +27,8 @@ from reservoir_pipelines.fitting.results import Result, score_grid
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter, stored_moments
 from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, Samples
 from reservoir_pipelines.plots import plot_sweep, saved_figure
+from reservoir_pipelines.reports.views import fit_part
+from reservoir_pipelines.tables import FitScores
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from reservoir import InputError
@@ -196,6 +198,12 @@ def test_readouts_of_several_entries_predict_through_all_of_them(extracted, tiny
     joined = np.concatenate([extracted["test"]["final/mean"], other["test"]["final/mean"]], axis=1)
     assert (labels == done.readout.predict(joined).ravel()).mean() >= 0.99
     assert len(Bundle.load(done.saved).parts) == 2
+    # The headings name both entries, numbered as their columns are.
+    assert done.entries == (extracted.entry, other.entry)
+    heading = f"digits, 1: {extracted.entry.name}, 2: {other.entry.name}"
+    assert FitScores.of(done, done.against).title == heading
+    part = fit_part(tmp_path, 1)
+    assert part["results"][0].title.startswith(heading) and ("entry 2", other.entry) in part["facts"]
     fewer = extract("digits", backbone=str(tiny_gpt2), limit=100, cache=root, layers="final")
     with pytest.raises(InputError, match="hold different rows; extract with the same --limit"):
         fit([extracted, fewer])

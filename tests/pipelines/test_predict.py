@@ -7,17 +7,19 @@ import importlib
 import json
 import math
 import re
+from dataclasses import replace
 from unittest.mock import Mock
 
 import h5py
 import numpy as np
 import pandas as pd
 import pytest
-from reservoir_pipelines import ReservoirClassifier, explain, extract, fit, predict
+from reservoir_pipelines import ReservoirClassifier, explain, extract, fit, predict, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.data.table import read_table
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.prediction import outputs
+from reservoir_pipelines.prediction.load import open_readout
 from reservoir_pipelines.prediction.outputs import evaluate_predictions, write_predictions
 from reservoir_pipelines.prediction.prediction import Prediction
 from sklearn import metrics
@@ -110,18 +112,51 @@ def test_columns_are_matched_by_name(fitted, tmp_path, refusal):
     assert "no column 'v1'" in message and message.endswith("did you mean 'V1'?")
 
 
-def test_explain_says_that_columns_in_different_units_cannot_be_compared(tmp_path, call):
-    x, y = rows(60)
-    warns = []
-    for names in (["age", "sex", "bmi", "glucose"], NAMES):  # measurements, and steps of a series
-        for offset in (0, 90):
-            path = tmp_path / f"{names[0]}{offset}.csv"
-            path.write_text(text(x + np.array([0, 0, 0, offset]), y, names=names))
-            features = extract(str(path), label="level", cache=tmp_path / "cache", pool="mean", **SMALL)
-            saved = fit(features, columns="raw", alphas="1:1:1", select="valid", out=tmp_path / "r").saved
-            error = call("explain", saved, path, "--first", 1, "--out", tmp_path / "e.png")[2]
-            warns.append("columns in different units" in error)
-    assert warns == [False, True, False, False]
+@pytest.fixture
+def measurements(tmp_path):
+    """Return a table with columns in different units, whose first 20 rows are training rows, and its file."""
+    x = np.random.default_rng(0).normal(size=(60, 3)).round(3) * [1, 1, 40] + [50, 0, 2000]
+    table = pd.DataFrame(x, columns=["age", "sex", "glucose"])
+    table["target"], table["split"] = x @ [1, 0, 0.1], np.repeat(["train", "valid", "test"], 20)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    return table, tmp_path / "t.csv"
+
+
+def test_explain_replaces_a_hidden_value_by_the_mean_of_its_column_over_training_rows(measurements, tmp_path, call):
+    table, path = measurements
+    readout = fit(
+        extract(str(path), cache=tmp_path / "cache", pool="mean", **SMALL), columns="raw", alphas="1:1:1"
+    ).saved
+    x = table.iloc[:, :3]
+    # The first row, and its copies in which the mean of a column replaces its value.
+    copies = np.stack([x.iloc[0]] * 4)
+    copies[[1, 2, 3], [0, 1, 2]] = x[:20].mean()
+    new, plot = tmp_path / "new.csv", tmp_path / "e.png"
+    pd.DataFrame(copies, columns=x.columns).to_csv(new, index=False)
+    drops = explain(readout, new, first=1, out=plot).rows[0].occluded
+    whole, *without_column = [row.label for row in predict(readout, new)]
+    assert drops == pytest.approx(whole - np.array(without_column), abs=1e-3)
+    code, out, error = call("explain", readout, new, "--first", 1, "--out", plot)
+    column = int(np.argmax(drops))
+    assert code == 0 and f"at position {column} ({x.columns[column]})" in out and "means of the columns" not in error
+    # Readouts of earlier versions have no means.
+    (tmp_path / "old").mkdir()
+    replace(Bundle.load(readout), position_means=None).write(tmp_path / "old")
+    assert "does not hold the means of the columns" in call("explain", tmp_path / "old", new, "--out", plot)[2]
+
+
+def test_fit_and_train_keep_the_means_of_columns_without_their_gaps(measurements, tmp_path):
+    table, path = measurements
+    table.iloc[:5, 0], table.iloc[3:9, 2] = np.nan, np.nan  # rows 3 to 8 end early
+    table.to_csv(path, index=False)
+    options = {"missing": "mask", "cache": tmp_path / "cache"}
+    readout = fit(extract(str(path), pool="mean", **options, **SMALL), columns="raw", alphas="1:1:1").saved
+    model = {name: SMALL[name] for name in ("backbone", "init")}
+    train(str(path), steps=1, run=tmp_path / "run", **options, **model)
+    for saved in (readout, tmp_path / "run"):
+        means = open_readout(saved).position_means
+        assert means[:, 0] == pytest.approx(table.iloc[:20, :3].mean().to_numpy())
+        assert means[:, 1] == pytest.approx([0.25, 0, 0])  # the share of missing values
 
 
 def test_messages_of_predict_name_no_flags_of_extract(fitted, tmp_path, refusal):

@@ -246,6 +246,14 @@ def test_arrays_that_may_be_images_are_refused_or_read_as_the_user_says(tmp_path
     for name in "bc":  # a readout of bytes reads bytes, and `predict` has no flag for others
         with pytest.raises(InputError, match=r"; give images as bytes .*, or grey ones \(rows, height, width\)$"):
             read_new(tmp_path / f"{name}.npz", source.task)
+    # One image without an axis of rows is not as many grey ones as it has rows of pixels.
+    one = save(tmp_path / "one.npz", x=RNG.integers(0, 256, (40, 30, 3)).astype(np.uint8))
+    with pytest.raises(InputError, match=r"\(40, 30, 3\), that of one image with channels, .*; add the axis of rows"):
+        read_new(one, source.task)
+    colours_first = save(tmp_path / "first.npz", x=np.repeat(square[:, None], 3, 1), y=y)
+    task = open_source(str(colours_first), channels_first=True).task
+    with pytest.raises(InputError, match=r"\(3, 40, 30\), without an axis of channels, or of rows; add the axis"):
+        read_new(save(tmp_path / "one.npz", x=RNG.integers(0, 256, (3, 40, 30)).astype(np.uint8)), task)
     assert_refused("images, which have no lengths", save(tmp_path / "d.npz", x=square, y=y, lengths=np.full(30, 9)))
 
 

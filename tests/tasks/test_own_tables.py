@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 from reservoir_pipelines import ReservoirClassifier
+from reservoir_pipelines.data import formats
 from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.preparation.prepare import open_source
 from scipy.io import wavfile
@@ -100,6 +101,19 @@ def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
         for x, y, n in zip(split.x, split.y.ravel(), split.lengths, strict=True):
             assert number.pop(x[:n].tobytes()) % 2 == y
     assert not number
+
+
+def test_all_steps_without_an_id_are_counted(tmp_path):
+    columns = {"id": np.repeat([f"s{n}" for n in range(20)], 4), "time": [1, 2, 3, 4] * 20, "u": np.arange(80) % 7}
+    labels = np.repeat(["a", "b"] * 10, 4)
+    task = source_of(tmp_path / "long.csv", wide({**columns, "label": labels})).task
+    columns["id"][[5, 6, 30]] = " "
+    text = wide({**columns, "label": labels})
+    (tmp_path / "new.csv").write_text(text)
+    new = formats.read_new(tmp_path / "new.csv", task)
+    assert [*new.skipped.values()] == [("", "line 7: no id in column 'id' (3 such rows)")] and len(new) == 20
+    notes = source_of(tmp_path / "gaps.csv", text, skip_bad_rows=True).notes()
+    assert any("make 20 sequences" in note for note in notes) and any("skipped 3 of 80 rows" in note for note in notes)
 
 
 def test_a_split_that_divides_a_group_is_refused(tmp_path):
@@ -539,6 +553,7 @@ def test_decimal_decides_what_commas_in_labels_and_recordings_mean(tmp_path):
         ),
         ({"id": ["a", "a", "b"], "time": [1, 2, 2], "u": [1, "", 3], "y": [0, 0, 1]}, "line 3: an empty cell"),
         ({"id": ["a", "a", ""], "time": [1, 2, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 4: no id in column 'id'"),
+        ({"id": ["a", "a", " "], "time": [1, 2, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 4: no id in column 'id'"),
         (
             {**WIDE, "groups": np.where(np.arange(ROWS), "a", ""), "y": LABEL},
             "no groups in column 'groups'",

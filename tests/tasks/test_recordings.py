@@ -2,11 +2,13 @@
 
 import csv
 import json
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from reservoir_pipelines import extract, fit, predict
+from PIL import Image
+from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.data import formats
 from reservoir_pipelines.data.recordings import (
     nearest_steps,
@@ -611,6 +613,31 @@ def test_a_group_in_every_row_of_a_recording_is_not_a_channel(tmp_path):
     assert open_source(str(path), drop="subject").task.parameters["columns"] == ["u"]
     path = folder_of_recordings(tmp_path / "ids", id=lambda number: np.arange(10) % 3)
     assert open_source(str(path)).task.parameters["columns"] == ["u", "id"]
+
+
+def test_drop_and_time_name_columns_of_the_recordings_that_a_table_lists(tmp_path):
+    values = np.random.default_rng(0).normal(size=(20, 8, 2)).round(3)
+    (tmp_path / "runs").mkdir()
+    for row, (a, b) in enumerate(values.transpose(0, 2, 1)):
+        lines = [f"{7 - step},{a[step]},{b[step]}" for step in range(8)]
+        (tmp_path / "runs" / f"{row}.csv").write_text("\n".join(["clock,a,b", *lines]))
+    # The times of the list are those of its rows.
+    lines = [f"runs/{row}.csv,{'uv'[row % 2]},{row}" for row in range(20)]
+    (tmp_path / "list.csv").write_text("\n".join(["file,label,time", *lines]))
+    given = {"text": "file", "cache": tmp_path / "cache"}
+    prepared = prepare(tmp_path / "list.csv", drop="b", time="clock", **given)
+    assert prepared.task.parameters["columns"] == ["a"] and prepared.task.parameters["time"] == "clock"
+    stored = np.concatenate([split.read(0, len(split)).x[..., 0] for split in prepared.splits.values()])
+    ids = np.concatenate([split.ids for split in prepared.splits.values()])
+    rows = [int(Path(name).stem) for name in ids.tolist()]
+    np.testing.assert_allclose(stored, values[rows, ::-1, 0], rtol=1e-6)
+    # Files without columns have none to drop.
+    (tmp_path / "pictures").mkdir()
+    for row in range(20):
+        Image.fromarray(np.full((8, 8), row, np.uint8)).save(tmp_path / "pictures" / f"{row}.png")
+    for flag in ("drop", "time"):
+        with pytest.raises(InputError, match=f"pictures: --{flag} does not apply to data of this kind"):
+            prepare(tmp_path / "pictures", cache=tmp_path / "cache", **{flag: "note"})
 
 
 def test_a_channel_that_may_be_the_time_is_named(tmp_path):

@@ -309,7 +309,7 @@ def explanation_answer(explanation: Explanation) -> Answer:
     scores = record_table(explanation.rows, "row", "label", "score")
     columns = (*scores.columns, *texts("largest drop per position if hidden"))
     rows = [
-        (*cells, _largest_text(row.occluded))
+        (*cells, _largest_text(row.occluded, explanation.columns))
         for cells, row in zip(scores.rows, explanation.rows, strict=True)
     ]
     plot = f"plot {explanation.plot}; " if explanation.plot.exists() else ""  # drawing it may have failed
@@ -317,12 +317,16 @@ def explanation_answer(explanation: Explanation) -> Answer:
     return Answer(explanation, [ResultTable(columns, rows, title)])
 
 
-def _largest_text(values: Sequence[float]) -> str:
-    """Return the largest value with its position, such as "+0.3 at position 7", or a dash if all are zero."""
+def _largest_text(values: Sequence[float], names: Sequence[str]) -> str:
+    """Return the largest value with its position, such as "+0.3 at position 7", or a dash if all are zero.
+
+    If positions have ``names``, that of the position follows in brackets.
+    """
     if not any(values):
         return "-"
     position = max(range(len(values)), key=values.__getitem__)
-    return f"{values[position]:+.2g} at position {position}"
+    name = f" ({names[position]})" if names else ""
+    return f"{values[position]:+.2g} at position {position}{name}"
 
 
 def plan_answer(estimate: Estimate) -> Answer:

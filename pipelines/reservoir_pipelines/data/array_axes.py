@@ -35,7 +35,8 @@ def read_axes(where: str, rows: Rows, options: OwnDataOptions, task: Task | None
     # Images with all pixels in one row have no axis of channels to move: `read_pixels` reads the order of the colours.
     has_flat_images = len(rows.x.shape) == 2 and bool(options.pixels)
     if options.channels_first and not has_flat_images:
-        rows = _with_channels_last(where, rows, pixels=bool(options.pixels))
+        are_images = bool(options.pixels) or (task is not None and task.pictures > 0)
+        rows = _with_channels_last(where, rows, pixels=are_images)
     rows = read_pixels(where, rows, options)
     if rows.holds == "images":
         return rows
@@ -71,7 +72,8 @@ def _with_channels_last(where: str, rows: Rows, *, pixels: bool) -> Rows:
     axes_with_channels = (4,) if pixels else (3, 4)  # images of three axes are grey
     if len(x.shape) not in axes_with_channels:
         raise InputError(
-            f"{where}: x has the shape {x.shape}, without an axis of channels", "leave out --channels-first"
+            f"{where}: x has the shape {x.shape}, without an axis of channels, or of rows",
+            "add the axis, or leave out --channels-first",
         )
     count, channels, *others = x.shape
     moved = _Converted(
@@ -195,9 +197,17 @@ def _as_images(where: str, rows: Rows) -> Rows:
 
 
 def _refuse_other_pixels(where: str, x: Sequences) -> None:
-    """Refuse an array of three or four axes, as images have, unless it has a byte per channel, and channels last."""
+    """Refuse an array of three or four axes, as images have, unless it has a byte per channel, and channels last.
+
+    An array (height, width, channels) is a single image without an axis of rows, not grey images of few pixels.
+    """
     are_bytes = x.dtype == np.uint8
     are_grey = len(x.shape) == 3
+    if are_grey and x.shape[2] in CHANNELS:
+        raise InputError(
+            f"{where}: x has the shape {x.shape}, that of one image with channels, not of several",
+            "add the axis of rows: (rows, height, width, channels)",
+        )
     are_channels_last = are_grey or x.shape[3] in CHANNELS
     if are_bytes and are_channels_last and 0 not in x.shape:
         return

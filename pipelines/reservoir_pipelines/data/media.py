@@ -582,7 +582,7 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     )
     # Options that name columns do not apply without a table of labels, except --label if recordings hold labels.
     recordings_hold_labels = "label" in rows.parameters  # which `recording_rows` sets only then
-    unused = ["text"]
+    unused = ["text"] if "recordings" in rows.parameters else ["text", "time", "drop"]
     if not options.labels:
         unused += ["id", "group"] if recordings_hold_labels else ["label", "id", "group"]
     return replace(rows, notes=(*notes, *rows.notes), unused=tuple(unused))

@@ -428,7 +428,7 @@ def read_long_form(reading: TableArrays) -> Skipped:
 
 
 def _ids_of_rows(reading: TableArrays) -> np.ndarray:
-    """Return the id of each row's sequence, (rows,) of str; a row without one is bad.
+    """Return the id of each row's sequence, (rows,) of str; a row without one, whose id is "", is bad.
 
     A new table must have the columns of ids and times: without them, rows of several sequences would be mixed.
     """
@@ -439,9 +439,14 @@ def _ids_of_rows(reading: TableArrays) -> np.ndarray:
         fitted = reading.fitted_parameters.get("columns", ())
         for required in (reading.options.id or "id", reading.options.time or "time"):
             require_column(table.path, table.names, required, fitted=fitted)
-    for row in np.flatnonzero(table.frame[name].isna()):
-        table.bad.add(row, f"no id in column {name!r}")
-    return np.array(reading.texts(name))
+    ids = np.array(reading.texts(name))
+    without_id = np.flatnonzero(table.frame[name].isna() | (ids == ""))
+    # They count as one sequence, of which `predict` prints the first reason only, so that this must count them all.
+    count = f" ({len(without_id):,} such rows)" if reading.is_new and len(without_id) > 1 else ""
+    for row in without_id:
+        table.bad.add(row, f"no id in column {name!r}{count}")
+    ids[without_id] = ""
+    return ids
 
 
 def _read_labels_and_groups(reading: TableArrays, ids: np.ndarray) -> np.ndarray | None:
@@ -496,14 +501,17 @@ def _note_long_form(
 
     ``sequence_ids`` (sequences,) are the ids of all sequences, and ``left_out`` the numbers of those that are left out.
     """
+    # Rows without an id are no sequence.
+    sequences = sum(sequence_id != "" for sequence_id in sequence_ids)
+    ids_left_out = [sequence_ids[sequence] for sequence in left_out if sequence_ids[sequence]]
     reading.notes.append(
-        f"long form: {rows:,} rows make {len(sequence_ids):,} sequences, one per {reading.roles.id!r}, "
+        f"long form: {rows:,} rows make {sequences:,} sequences, one per {reading.roles.id!r}, "
         f"ordered by {reading.roles.time!r}, with the values {listed(names)}"
     )
-    if left_out:
+    if ids_left_out:
         reading.notes.append(
-            f"{len(left_out):,} of {len(sequence_ids):,} sequences are left out with all their rows, because a missing "
-            f"step would shift the later ones: {listed([sequence_ids[sequence] for sequence in left_out])}"
+            f"{len(ids_left_out):,} of {sequences:,} sequences are left out with all their rows, because a missing "
+            f"step would shift the later ones: {listed(ids_left_out)}"
         )
 
 

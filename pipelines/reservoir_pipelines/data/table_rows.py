@@ -12,7 +12,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.array_axes import notes_on_pixels, read_pixels
-from reservoir_pipelines.data.columns import example, listed, names_files, with_slashes
+from reservoir_pipelines.data.columns import example, filled, listed, names_files, separated, with_slashes
 from reservoir_pipelines.data.counters import (
     are_in_order,
     refuse_counters,
@@ -66,11 +66,12 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
 
     def columns_of_text(names: list[str]) -> set[str]:
         """Return the columns, among the ``names`` of a table, whose cells stay as they are written."""
-        return roles_by_name(path, names, options, fitted).as_written
+        # --drop and --time may name columns of the recordings that a table lists: `_options_of_table` decides.
+        return roles_by_name(path, names, _known_columns(options, names), fitted).as_written
 
     table = read_parts(path, parts) if parts else read_table(path, columns_of_text, options.decimal)
     table.bad.skip = options.skip_bad_rows
-    rows = rows_of_table(table, options, fitted)
+    rows = rows_of_table(table, _options_of_table(table, options, fitted), fitted)
     is_unlabelled = task is None and rows.y is None
     if is_folder_of_parts and is_unlabelled:
         raise InputError(
@@ -89,6 +90,25 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     notes = (f"a table in {len(parts):,} parts, {parts[0].name} first",) if parts else ()
     # A table has its labels in its own columns, so --labels, a table of labels, does not apply.
     return replace(rows, notes=(*notes, *rows.notes), unused=("labels",))
+
+
+def _known_columns(options: OwnDataOptions, names: Sequence[str]) -> OwnDataOptions:
+    """Return options of which ``--drop`` and ``--time`` name columns among ``names`` only."""
+    dropped = [name for name in separated(options.drop) if name in names]
+    return replace(options, drop=dropped, time=options.time if options.time in names else None)
+
+
+def _options_of_table(
+    table: Table, options: OwnDataOptions, fitted: Mapping[str, Any] | None
+) -> OwnDataOptions:
+    """Return the options by which a table is read: if it lists recordings, ``--drop`` and ``--time`` are for these."""
+    if fitted is not None or not (options.drop or options.time):
+        return options
+    roles = roles_by_name(table.path, table.names, _known_columns(options, table.names))
+    names = [roles.sequence] if roles.sequence else roles.values
+    cells = filled(table.frame[names[0]]).tolist() if len(names) == 1 else []
+    lists_recordings = names_files(table.path.parent, cells) == "recordings"
+    return replace(options, drop=None, time=None) if lists_recordings else options
 
 
 def _rows_of_files(
@@ -114,11 +134,13 @@ def _rows_of_files(
     arrays = {name: array for name, array in columns.items() if array is not None}
     arrays["ids"] = paths if rows.ids is None else rows.ids
     media = media_rows(files, arrays, bad, options, task)
+    # The times of a table are those of its rows, not of the steps of recordings.
+    parameters = {name: value for name, value in rows.parameters.items() if name != "time"}
     return replace(
         media,
         notes=(*rows.notes, *media.notes),
         skipped=rows.skipped | {table_rows[row]: reason for row, reason in media.skipped.items()},
-        parameters={**rows.parameters, **media.parameters},
+        parameters={**parameters, **media.parameters},
         label=rows.label,
         roles=rows.roles,
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -38,6 +39,7 @@ Blocks = Iterator[Mapping[str, NDArray[np.float32]]]
 
 FLOAT32 = np.dtype("<f4")  # of all columns; the byte order of the files, on any machine
 
+IDS = "ids"  # name of the ids of rows, which columns of ids often have in the singular
 LABELS = ("label", "target", "class", "y")  # names that columns of labels often have
 
 
@@ -295,11 +297,13 @@ FORMATS = {
 """The formats by name."""
 
 
-def open_arrays(path: Path, stack: ExitStack, label: str | None = None) -> dict[str, Any]:
+def open_arrays(
+    path: Path, stack: ExitStack, parameters: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """Return the arrays (rows, width) of a file by name, in memory or as HDF5 datasets of which ranges are read.
 
-    A file that stays open for that is closed with ``stack``. ``label`` names the columns of a table, separated by
-    commas, that have the labels of the task, which are no features.
+    A file that stays open for that is closed with ``stack``. The ``parameters`` of the task name the columns of labels
+    and of ids of a table, which are no features.
     """
     suffix = path.suffix.lower()
     if suffix not in READERS or not path.is_file():
@@ -307,15 +311,15 @@ def open_arrays(path: Path, stack: ExitStack, label: str | None = None) -> dict[
             f"{path}: features cannot be read",
             f"give a file of type {', '.join(READERS)}, or a folder of export-features",
         )
-    return READERS[suffix](path, stack, label)
+    return READERS[suffix](path, stack, parameters)
 
 
-def _read_npz(path: Path, _: ExitStack, _label: str | None) -> dict[str, Any]:
+def _read_npz(path: Path, _: ExitStack, _parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return all arrays of an archive by name."""
     return {**read_arrays(path)}
 
 
-def _open_hdf5(path: Path, stack: ExitStack, _label: str | None) -> dict[str, Any]:
+def _open_hdf5(path: Path, stack: ExitStack, _parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return all datasets of a file by their paths in it, also in groups; refuse one with values in another file."""
     import h5py
     from reservoir_cache import open_hdf5
@@ -338,7 +342,7 @@ def _open_hdf5(path: Path, stack: ExitStack, _label: str | None) -> dict[str, An
     return arrays
 
 
-def _read_safetensors(path: Path, _: ExitStack, _label: str | None) -> dict[str, Any]:
+def _read_safetensors(path: Path, _: ExitStack, _parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return all tensors of a file by name, as arrays of float32."""
     from safetensors.torch import load_file  # not ``safetensors.numpy``, because NumPy has no bfloat16
 
@@ -351,11 +355,12 @@ def _read_safetensors(path: Path, _: ExitStack, _label: str | None) -> dict[str,
     return {name: tensor.float().numpy() for name, tensor in tensors.items()}
 
 
-def _read_parquet(path: Path, _: ExitStack, label: str | None) -> dict[str, Any]:
+def _read_parquet(path: Path, _: ExitStack, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return an array for each split and column of lists, called SPLIT/COLUMN.
 
-    In a table without lists, all columns of floats are one array (rows, columns) for each split, called SPLIT. Print
-    which columns are features. Refuse a label among them, with a name of ``label`` or a common one.
+    In a table without lists, all columns of floats are one array (rows, columns) for each split, called SPLIT. A column
+    of ids becomes texts (rows,), called SPLIT/ids. Print which columns are features. Refuse a label among them, with
+    the name of a label of the task's ``parameters`` or a common one.
     """
     table = read_arrow(path).to_pandas()
     # A row without a value is no list, so all rows are looked at.
@@ -364,14 +369,13 @@ def _read_parquet(path: Path, _: ExitStack, label: str | None) -> dict[str, Any]
         for name in table.select_dtypes(exclude="number")
         if any(isinstance(value, np.ndarray) for value in table[name])
     ]
-    floats = table.select_dtypes("floating")
-    features = list_columns or [*floats.columns]
+    features = list_columns or [*table.select_dtypes("floating")]
     if "split" not in table or not features:
         raise InputError(
             f"{path}: no column 'split', or no features",
             "add a column 'split' (train, valid or test), and columns of lists or floats",
         )
-    labels = {*LABELS, *separated(label)}
+    labels = {*LABELS, *separated(parameters.get("label"))}
     for name in features:
         if name in labels:
             raise InputError(
@@ -382,22 +386,25 @@ def _read_parquet(path: Path, _: ExitStack, label: str | None) -> dict[str, Any]
         if len(missing):
             raise InputError(f"{path}: row {missing[0]} has no value of {name!r}", "repair it")
     others = table.columns.drop([*features, "split"]).tolist()
-    not_read = f"; not read: {listed(others)}" if others else ""
-    notify(f"{path}: the features are {listed(features)}{not_read}")
-    if not list_columns:
-        # pandas marks gaps of its own types by NA; as NaN they are refused like all values that are not finite.
-        return {
-            str(split): rows.to_numpy(np.float64, na_value=np.nan)
-            for split, rows in floats.groupby(table["split"])
-        }
-    return {
-        f"{split}/{name}": np.stack(rows[name].tolist())
-        for split, rows in table.groupby("split")
-        for name in list_columns
-    }
+    id_column = next((name for name in (parameters.get("id"), "id", IDS) if name in others), None)
+    not_read = [name for name in others if name != id_column]
+    notes = [f"the features are {listed(features)}"]
+    notes += [f"the ids are {id_column}"] if id_column else []
+    notes += [f"not read: {listed(not_read)}"] if not_read else []
+    notify(f"{path}: {'; '.join(notes)}")
+    arrays: dict[str, Any] = {}
+    for split, rows in table.groupby("split"):
+        if id_column:
+            arrays[f"{split}/{IDS}"] = rows[id_column].astype(str).to_numpy(str)
+        if list_columns:
+            arrays |= {f"{split}/{name}": np.stack(rows[name].tolist()) for name in list_columns}
+        else:
+            # pandas marks gaps of its own types by NA; as NaN they are refused like all values that are not finite.
+            arrays[str(split)] = rows[features].to_numpy(np.float64, na_value=np.nan)
+    return arrays
 
 
-READERS: dict[str, Callable[[Path, ExitStack, str | None], dict[str, Any]]] = {
+READERS: dict[str, Callable[[Path, ExitStack, Mapping[str, Any]], dict[str, Any]]] = {
     ".h5": _open_hdf5,
     ".hdf5": _open_hdf5,
     ".npz": _read_npz,

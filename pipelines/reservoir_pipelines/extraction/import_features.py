@@ -39,7 +39,7 @@ from reservoir_pipelines.extraction.entries import (
     write_labels,
 )
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
-from reservoir_pipelines.extraction.feature_files import open_arrays
+from reservoir_pipelines.extraction.feature_files import IDS, open_arrays
 from reservoir_pipelines.extraction.feature_folder import FeatureFolder, read_folder
 from reservoir_pipelines.files import IMPORTED, cache_root, stamp, versions
 from reservoir_pipelines.output import meter
@@ -162,10 +162,31 @@ def import_features(
 def _from_file(file: Path, prepared: Prepared, stack: ExitStack) -> Incoming:
     """Return the arrays of a file, which hold all rows of the prepared data; ``stack`` closes the file."""
     stamps = {file: stamp(file)}  # before the file is opened, so that `_write` notices every change
-    arrays = open_arrays(file, stack, prepared.task.parameters.get("label"))
+    arrays = open_arrays(file, stack, prepared.task.parameters)
+    # Ids have one value per row, and features a vector.
+    names = {split: f"{split}/{IDS}" for split in prepared.rows}
+    ids_of_split = {
+        split: np.asarray(arrays.pop(name))
+        for split, name in names.items()
+        if name in arrays and len(arrays[name].shape) == 1
+    }
     features = _arrays_by_column(file, arrays, prepared)
+    for split, ids in ids_of_split.items():
+        _check_ids(file, split, ids.astype(str), prepared.split(split).ids.astype(str))
     all_rows = draw_rows(prepared, None)
     return Incoming(features, stamps, UNKNOWN_FORM).of_task(prepared, all_rows)
+
+
+def _check_ids(file: Path, split: str, ids: np.ndarray, ids_of_task: np.ndarray) -> None:
+    """Raise `InputError` unless a file has the ``ids`` (rows,) of the rows of the task, in the same order."""
+    differing = np.flatnonzero(ids != ids_of_task)
+    if not len(differing):
+        return
+    row = differing[0]
+    raise InputError(
+        f"{file}: row {row} of {split} has the id {ids[row][:40]!a}, but in the task {ids_of_task[row][:40]!a}",
+        "put the rows of each split in the order of the task, or rename the column if its ids are others",
+    )
 
 
 def _from_folder(

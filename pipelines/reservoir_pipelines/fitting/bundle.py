@@ -25,7 +25,7 @@ from reservoir.raw_input import RawWindows
 from reservoir.readouts.kernel_ridge import KernelReadout
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
 from reservoir.reservoir import MAX_WINDOW, Reservoir
-from reservoir.tasks.task import Scaling, Task
+from reservoir.tasks.task import Scaling, Task, Vectors
 from reservoir.tasks.windows import Windows
 from reservoir_pipelines.extraction.engine_folder import EngineModel
 from reservoir_pipelines.files import IMPORTED, read_checked, write_checked
@@ -36,7 +36,7 @@ from reservoir_pipelines.fitting.sklearn_fitter import EstimatorReadout
 from reservoir_pipelines.fitting.source import ColumnSource, EntrySource, KnownSplit, RawSource
 from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.output import notify
-from reservoir_pipelines.preparation.prepared import scaling_from_json
+from reservoir_pipelines.preparation.prepared import position_means, scaling_from_json
 
 FORMAT = 3  # version of the files of a bundle
 READABLE = (2, 3)  # format 2 calls the input digests ``door``
@@ -87,16 +87,21 @@ class Bundle:
     scores: dict[str, Any]  # the values of `Result.to_dict`, with scores on validation and test
     lengths: bool = False  # whether the sequences of the fit had several lengths
     groups: bool = True  # False if the rows of the fit are known to have had no groups
-    origin: str = ""  # the task or the path of the data of the fit; "" if not recorded
+    # The task or the path of the data of the fit, or the folder of the requests of an engine; "" if not recorded.
+    origin: str = ""
     # The scores of `nonconformity_scores`, (n,), or of forecasts the errors of `forecast_errors`, (n, horizon); empty
     # if the readout has none.
     held_out: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    # The `position_means` of the training rows, (positions, channels), which `explain` puts in place of hidden values.
+    position_means: np.ndarray | None = None
 
     @classmethod
     def of(cls, known: Known, chosen: FinalReadout, result: Result) -> "Bundle":
         """Return the bundle of a readout that was chosen on cache entries, with its ``result`` on test."""
         train = known.view["train"]
         made_with = known.view.made_with
+        entry = chosen.source.view.made_with
+        call = entry.get("call", {})
         return cls(
             task=known.task,
             scaling=scaling_from_json(made_with.get("scaling"), known.task),
@@ -105,8 +110,9 @@ class Bundle:
             scores=result.to_dict(),
             lengths=bool(train.lengths.min() < train.lengths.max()),
             groups=train.groups is not None,
-            origin=made_with.get("call", {}).get("task", ""),
+            origin=call.get("file" if "engine" in entry else "task", ""),
             held_out=chosen.held_out(),
+            position_means=_position_means_of(known),
         )
 
     def radius(self, coverage: float, where: Path) -> float | np.ndarray:
@@ -168,6 +174,8 @@ class Bundle:
         from safetensors.numpy import save
 
         arrays = {"held_out": self.held_out} if len(self.held_out) else {}
+        if self.position_means is not None:
+            arrays["position_means"] = self.position_means
         if self.scaling:
             arrays |= {"offset": self.scaling.offset, "scale": self.scaling.scale}
         for number, part in enumerate(self.parts):
@@ -238,6 +246,7 @@ class Bundle:
                 ),
                 readout=readout,
                 held_out=_held_out_scores(arrays, task),
+                position_means=checked_means(arrays.get("position_means"), task),
                 **{name: card[name] for name in PLAIN if name in card},
             )
 
@@ -253,6 +262,22 @@ def _held_out_scores(arrays: Mapping[str, np.ndarray], task: Task) -> np.ndarray
         shape = (len(held_out), task.outputs)
     check_arrays({"held_out": held_out}, {"held_out": shape})
     return held_out
+
+
+def checked_means(means: np.ndarray | None, task: Task) -> np.ndarray | None:
+    """Return the field ``position_means`` of a bundle from a file; raise `ValueError` if it has another shape."""
+    if means is not None:
+        dim = task.form.dim if isinstance(task.form, Vectors) else 0
+        check_arrays({"position_means": means}, {"position_means": (task.max_tokens, dim)})
+    return means
+
+
+def _position_means_of(known: Known) -> np.ndarray | None:
+    """Return the `position_means` of the training rows of a fit; None if the prepared data is gone or has none."""
+    view = known.view
+    if not view.has_raw:
+        return None
+    return position_means(view.raw_task, view.raw("train"), view["train"].index, view.raw_scaling)
 
 
 def _parts_of(known: Known, source: EntrySource) -> tuple[Part, ...]:

@@ -109,6 +109,7 @@ def fit_and_score(
     baselines = tuple(scores[baseline].result for baseline in finals.baselines)
     result = Fit(
         entry=known.view.path,
+        entries=tuple(view.path for view in known.views),
         best=scores[finals.saved].result,
         evaluation=scores[finals.saved].evaluation,
         reservoir=scores[finals.best].result,

@@ -307,6 +307,16 @@ class CurvePoint(NamedTuple):
         )
 
 
+def entry_names(entries: Sequence[Path]) -> str:
+    """Return the names of the entries of a fit, numbered as their columns are if there are several."""
+    names = [entry.name for entry in entries]
+    return (
+        names[0]
+        if len(names) == 1
+        else ", ".join(f"{number}: {name}" for number, name in enumerate(names, 1))
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fit:
     """The result of `fit`.
@@ -315,6 +325,8 @@ class Fit:
     ----------
     entry : Path
         The cache entry (the first, of several).
+    entries : tuple of Path
+        All cache entries, in the order of the numbers before their columns.
     best : Result
         The readout chosen by validation.
     evaluation : Evaluation
@@ -350,6 +362,7 @@ class Fit:
     """
 
     entry: Path
+    entries: tuple[Path, ...]
     best: Result
     evaluation: Evaluation
     reservoir: Result

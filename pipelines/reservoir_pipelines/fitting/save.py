@@ -21,7 +21,7 @@ from reservoir_pipelines.fitting.predictions_csv import (
     write_predictions,
 )
 from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts
-from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_grid
+from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, entry_names, score_grid
 from reservoir_pipelines.fitting.source import KNOWN
 from reservoir_pipelines.plots import draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
@@ -45,7 +45,7 @@ def save(
     options: FitOptions,
 ) -> None:
     """Write all files of a fit into its folder; ``default_folder`` is the folder of a fit without ``--out``."""
-    folder, title = fit.results.parent, f"{known.task.name}, {known.title}"
+    folder, title = fit.results.parent, f"{known.task.name}, {entry_names(fit.entries)}"
     # Collect the contents of the files.
     predictions = _predictions(finals, scores)
     rows = _labelled_rows(known, scores[finals.saved].rows, predictions)

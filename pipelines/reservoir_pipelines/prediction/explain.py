@@ -17,13 +17,12 @@ from reservoir.tasks.texts import to_symbols
 from reservoir_pipelines.data.formats import read_new
 from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.output import Record, notify, printable
-from reservoir_pipelines.plots import COLOURS, break_lines, saved_figure, style
+from reservoir_pipelines.plots import COLOURS, break_lines, saved_figure, shorten, style
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.load import notify_skipped, open_readout
 
 MAX_LETTERS = 120  # letters that are legible in one row
-MAX_DISTANCE = 10
-"""Largest usual distance of a column's mean from that of all columns in one unit, in deviations of the column."""
+MAX_COLUMNS = 32  # names of columns that are legible below a plot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +38,11 @@ class Explained(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Record):
-    """Explanations of sequences, the unit of their scores and drops, and the path of their plot."""
+    """Explanations of sequences, the unit of their scores and drops, the columns and the path of their plot."""
 
     rows: tuple[Explained, ...]
     unit: str  # logits for classes, the unit of the label for a regression
+    columns: tuple[str, ...]  # the table column of each position; empty if positions are no columns
     plot: Path
 
 
@@ -58,10 +58,11 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     first_rows = slice(options.first)
     new_lengths = None if new.lengths is None else new.lengths[first_rows]
     x, lengths = encode(task, new.x[first_rows], new_lengths, str(file), new.names[first_rows])
-    if _units_differ(task, new.x):
+    columns = task.position_columns
+    if columns and isinstance(task.form, Vectors) and bundle.position_means is None:
         notify(
-            f"{file}: columns in different units: a hidden value is replaced by the mean of the row, "
-            "so that the drops of columns cannot be compared"
+            f"readout {readout}: it does not hold the means of the columns, so the mean of the row replaces a hidden "
+            "value, which means nothing if columns have different units; fit or train again"
         )
     # As the model reads them: patches of images, numbers of symbols.
     if task.pictures:
@@ -81,7 +82,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     # 3. The explanation of each row.
     rows = [
         replace(explained, row=numbers_in_file[explained.row])
-        for explained in explain_rows(model, task, x, lengths)
+        for explained in explain_rows(model, task, x, lengths, bundle.position_means)
     ]
     overflows = [explained.row for explained in rows if not np.isfinite(explained.score)]
     if overflows:
@@ -94,24 +95,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     plot = options.out or readout_folder / "explained.png"
     unit = "logits" if task.classes else "the unit of the label"
     _plot(plot, task, x, lengths, rows, unit)
-    return Explanation(rows=tuple(rows), unit=unit, plot=plot)
-
-
-def _units_differ(task: Task, x: Any) -> bool:
-    """Return whether the rows ``x`` of a task are measurements in columns whose numbers differ like those of units."""
-    names = task.parameters.get("columns", ())
-    if task.pictures:  # files, which stay on disk
-        return False
-    # Each value of a row has a column only in a wide table. Names such as t0, t1 ... are those of steps of a series.
-    is_wide = isinstance(task.form, Vectors) and len(x.shape) == 2 and len(names) == x.shape[1]
-    are_numbered = all(name[-1:].isdigit() for name in names)
-    if not is_wide or are_numbered or len(x) < 2:
-        return False
-    values = np.ma.masked_invalid(np.asarray(x, np.float64))
-    # The mean of a row, which replaces a hidden value, is then far outside the values of the column.
-    distances = abs(values.mean(axis=0) - values.mean())
-    deviations = values.std(axis=0)
-    return bool(((distances > MAX_DISTANCE * deviations) & (deviations > 0)).any())
+    return Explanation(rows=tuple(rows), unit=unit, columns=columns, plot=plot)
 
 
 def _check_lengths(
@@ -130,16 +114,20 @@ def _check_lengths(
 
 
 @torch.no_grad()
-def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> list[Explained]:
+def explain_rows(
+    model: Any, task: Task, x: np.ndarray, lengths: np.ndarray, means: np.ndarray | None = None
+) -> list[Explained]:
     """Return the explanation of each sequence of ``x`` (rows, tokens, ...); the rows are numbered from 0.
 
-    ``model`` returns the logits of sequences and their lengths, such as a `SequenceModel`.
+    ``model`` returns the logits of sequences and their lengths, such as a `SequenceModel`. ``means`` (positions,
+    channels) replace hidden values; by default, the mean of the row does.
     """
     vocabulary = task.form.vocabulary if isinstance(task.form, Tokens) else 0  # 0: the tokens are vectors
     inputs = torch.from_numpy(x.astype(np.int64 if vocabulary else np.float32))
     sizes = torch.from_numpy(lengths.astype(np.int64))
     logits = model(inputs, sizes).flatten(1).double()  # (rows, classes), or (rows, 1) for a regression
-    drops = occlusion(model, inputs, sizes, vocabulary)  # (rows, positions, classes)
+    replacement = None if means is None else torch.from_numpy(means)
+    drops = occlusion(model, inputs, sizes, vocabulary, replacement)  # (rows, positions, classes)
     # Only differences between the logits of classes mean something, so their mean is subtracted.
     if task.classes:
         logits = logits - logits.mean(-1, keepdim=True)
@@ -183,6 +171,9 @@ def _plot(
             if task.alphabet and int(lengths.max()) <= MAX_LETTERS:
                 letters = [printable(task.alphabet[int(symbol)]) for symbol in values]
                 below.set_xticks(range(len(values)), letters, fontsize=8)
+            elif len(task.position_columns) in range(1, MAX_COLUMNS + 1):
+                names = [shorten(printable(name), 20) for name in task.position_columns[: len(values)]]
+                below.set_xticks(range(len(values)), names, fontsize=8, rotation=45, ha="right")
             is_last = row is rows[-1]
             style(below, "position" if is_last else "", f"drop in\n{unit}")
 

@@ -11,7 +11,7 @@ from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
 from reservoir.training.rows import TargetScale
 from reservoir_pipelines.data.rows import MAX_NAMED, Skipped
-from reservoir_pipelines.fitting.bundle import Bundle, Part
+from reservoir_pipelines.fitting.bundle import Bundle, Part, checked_means
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.training.checkpoints import TRAINED, check_digest, load_run, read_tensors
@@ -88,6 +88,8 @@ def _open_run(folder: Path) -> Bundle:
             coef, intercept = coef * targets.deviation, targets.restore(intercept)
         arrays = {"coef": np.ascontiguousarray(coef), "intercept": intercept}
         readout = LinearReadout.from_arrays(arrays, {**vars(task), "temperature": 1.0})
+        means = config.get("position_means")
+        means = checked_means(None if means is None else np.array(means, np.float32), task)
     return Bundle(
         task=task,
         scaling=scaling,
@@ -96,6 +98,7 @@ def _open_run(folder: Path) -> Bundle:
         scores=run.result(dict) or {},  # empty if the run has not finished
         lengths=has_several_lengths,
         origin=config.get("origin", ""),  # which older versions did not write
+        position_means=means,
     )
 
 

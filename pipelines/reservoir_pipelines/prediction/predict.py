@@ -100,6 +100,9 @@ def _predict_requests(
 ) -> Predictions:
     """Label the requests of an engine's folder, for a readout of features that the engine computed."""
     rows, engine_folder = _request_rows(folder, bundle, options.labels)
+    if not bundle.groups:  # new rows have groups only if the rows of the fit had them
+        rows = replace(rows, groups=None)
+    _warn_of_fitted_rows(bundle, folder, rows)
     return Predictions(
         bundle=bundle,
         models=[engine_folder] * len(bundle.parts),
@@ -257,11 +260,17 @@ def _warn(bundle: Bundle, file: Path, rows: Rows, *, reads_symbols: bool) -> Non
             examples = shown("".join(map(chr, codes[is_unknown])))
             notify(f"{file}: {share} are in no training row: {examples}")
     # 3. Rows with labels that were used for the fit.
+    _warn_of_fitted_rows(bundle, file, rows)
+
+
+def _warn_of_fitted_rows(bundle: Bundle, file: Path, rows: Rows) -> None:
+    """Print that the rows of a file have labels and are those of the fit, if they are."""
     is_file_of_fit = bool(bundle.origin) and str(file.resolve()) == bundle.origin
     if is_file_of_fit and rows.y is not None:
         is_run = bool(bundle.parts[0].run)
         what, command = ("run was trained", "train") if is_run else ("readout was fitted", "fit")
-        notify(f"{file}: the {what} on rows of this file; for new data trust the test score of {command}")
+        kind = "folder" if file.is_dir() else "file"
+        notify(f"{file}: the {what} on rows of this {kind}; for new data trust the test score of {command}")
 
 
 def _truths_of_rows(file: Path, task: Task, rows: Rows) -> list[Any]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import h5py
 
 GAP = 64  # wanted rows at most this many rows apart are read together with those between them
+MEAN_ROWS = 1024  # rows of a table that are read at a time
 ROWS = ("x", "y", "lengths")  # the arrays that every split has
 INDEX = "prepared.json"  # name of the index of a folder of prepared data
 REPEATS = "test rows repeat a sequence of the training or validation rows"  # in a warning of prepared data
@@ -161,6 +162,38 @@ class PreparedSplit:
     def starts(self) -> list[int]:
         """The number of each file's first row in the split."""
         return [0, *accumulate(rows for _, rows in self.files)][:-1]
+
+
+def position_means(
+    task: Task, split: PreparedSplit, rows: np.ndarray, scaling: Scaling | None
+) -> np.ndarray | None:
+    """Return the mean of each position over some rows of a table whose columns are the positions of a sequence.
+
+    The means are float32 (positions, channels), in the units of the columns. Other data and symbols have none.
+
+    Parameters
+    ----------
+    task : Task
+        The task of the prepared data.
+    split : PreparedSplit
+        The split with the rows.
+    rows : array (n,) of int
+        The ascending numbers of the rows.
+    scaling : Scaling or None
+        The scaling of the values; its offset stands for a position of which no row has a value.
+    """
+    if not task.position_columns or scaling is None:
+        return None
+    sums = np.zeros((task.max_tokens, len(scaling.offset)))
+    counts = np.zeros_like(sums)
+    for block in np.split(rows, range(MEAN_ROWS, len(rows), MEAN_ROWS)):
+        read = split.take(block)
+        # Padding and missing values do not count.
+        is_real = np.arange(task.max_tokens) < read.lengths[:, None]
+        has_value = is_real[..., None] & ~np.isnan(read.x)
+        sums += np.where(has_value, read.x, 0.0).sum(axis=0, dtype=np.float64)
+        counts += has_value.sum(axis=0)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), scaling.offset).astype(np.float32)
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

@@ -16,7 +16,7 @@ from reservoir.column import names_of, parse_columns, single_column
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked
-from reservoir_pipelines.fitting.results import SUMMARY, Result, score_grid
+from reservoir_pipelines.fitting.results import SUMMARY, Result, entry_names, score_grid
 from reservoir_pipelines.output import as_json, score_text
 from reservoir_pipelines.plots import PagePlot, ScoreGrid
 from reservoir_pipelines.tables import (
@@ -128,10 +128,14 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a fit; ``number`` identifies the part on the page."""
     summary = read_checked(path / SUMMARY)
     values = fit_values(summary, path / "results.csv")
-    entry = Path(summary["entry"])
-    scores = FitScores.from_summary(summary, title=f"{entry.parent.name}, {entry.name}")
+    # The summaries of older fits have only the first entry.
+    entries = [*map(Path, summary.get("entries", [summary["entry"]]))]
+    scores = FitScores.from_summary(summary, title=f"{entries[0].parent.name}, {entry_names(entries)}")
     facts = [
-        ("entry", entry),
+        *(
+            (f"entry {number}" if len(entries) > 1 else "entry", entry)
+            for number, entry in enumerate(entries, 1)
+        ),
         ("label", summary.get("label")),
         *evaluation_facts(scores.evaluation, scores.best.metric),
         ("tried", f"{values['tried']:,} readouts"),
@@ -149,7 +153,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         tables.append(curve_table(scores.reservoir, scores.curve))
     return {
         "id": f"p{number}",
-        "name": f"Fit: {entry.parent.name}, {path.name}",
+        "name": f"Fit: {entries[0].parent.name}, {path.name}",
         "facts": facts,
         "commands": summary["commands"],
         "results": tables,

@@ -30,7 +30,13 @@ from reservoir_pipelines.extraction.spec import model_spec
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.preparation.prepared import Prepared, data_spec, draw_rows, scaling_to_json
+from reservoir_pipelines.preparation.prepared import (
+    Prepared,
+    data_spec,
+    draw_rows,
+    position_means,
+    scaling_to_json,
+)
 from reservoir_pipelines.training.run_folder import make_config
 
 
@@ -117,6 +123,8 @@ class Job:
         command = typed(
             "train", [self.task], self.reservoir, self.source, options_from_first_step, self.place
         )
+        prepared = self.prepared
+        means = position_means(prepared.task, prepared.split("train"), self.rows["train"], prepared.scaling)
         config = make_config(
             self._settings(),
             self.model.device,
@@ -124,6 +132,7 @@ class Job:
             scaling=scaling_to_json(self.prepared.scaling),
             lengths=bool(lengths.min() < lengths.max()),
             validation=self.validation,
+            position_means=None if means is None else means.tolist(),
         )
         return {**config, "command": command, "origin": origin_of(self.task)}
 
