@@ -87,6 +87,7 @@ def test_ucr_tables_have_the_label_first_and_no_names(tmp_path):
     x, lengths, y = rows_of(source)["test"]
     assert source.task.labels == ("-1", "1") and y.tolist() == [0, 1] * 10 and lengths.tolist() == [3, 3, 2, 2] * 5
     assert x[:3, 0, 0].tolist() == [0, 0, 1]
+    assert source.files() == [folder / "Ucr_TRAIN.tsv", folder / "Ucr_TEST.tsv"]
     x, _, _, y, *_ = read_new(folder / "Ucr_TEST.tsv", source.task)
     assert x.shape == (20, 3, 1) and y is not None and y[:2].tolist() == ["-1", "1"]
     assert open_source(str(folder), regression=True).task.classes == 0

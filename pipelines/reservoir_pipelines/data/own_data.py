@@ -18,6 +18,7 @@ from reservoir.tasks.pictures import PATCH, PATCHES, SIDE
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 from reservoir.tasks.texts import UNKNOWN, are_words, shown, word_starts
+from reservoir_pipelines.data import series
 from reservoir_pipelines.data.columns import named_kind
 from reservoir_pipelines.data.formats import open_rows, source_files
 from reservoir_pipelines.data.hub import is_hub
@@ -164,8 +165,12 @@ class OwnData(Source):
         """Return the files that the data are read from."""
         # A dataset of the hub has no path; its rows say where its files are.
         files = [] if is_hub(self.origin) else source_files(Path(self.origin), self.options.labels)
-        # So do the rows of a table whose cells name files. Other data need not be read to know the files.
-        has_other_files = not files or named_kind(files[0])
+        # So do the rows of a table whose cells name files. Other data need not be read to know the files, and series
+        # without a first line of names are no such table.
+        names_files = (
+            bool(files) and not series.accepts(self.origin, self.options) and bool(named_kind(files[0]))
+        )
+        has_other_files = not files or names_files
         return [*files, *self._rows.files] if has_other_files else files
 
     def pieces(self) -> list[Piece]:
