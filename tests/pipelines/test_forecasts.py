@@ -403,6 +403,17 @@ def test_a_series_that_is_shorter_than_the_past_is_refused(tmp_path):
         list(predict(tmp_path / "readout", write(tmp_path, series(4), "short.csv")))
 
 
+def test_a_prediction_says_that_the_newest_steps_are_not_equally_spaced(tmp_path, capsys):
+    path, _ = fitted(tmp_path, series(), columns="raw", alphas="10:10:1")
+    table = pd.read_csv(path)
+    for missing, note in ((100, ""), (198, f"1 of {PAST - 1} steps are more than 1.5 times as long")):
+        table.drop(index=missing).to_csv(path, index=False)
+        capsys.readouterr()
+        predict(tmp_path / "readout", path)
+        err = capsys.readouterr().err
+        assert note in err and ("the times are not equally spaced" in err) == bool(note)
+
+
 def test_each_series_gets_its_own_forecast(tmp_path):
     table = pd.concat(
         pd.DataFrame({"time": np.arange(90), "shop": name, "load": series(90, n)}) for n, name in enumerate("ab")

@@ -276,6 +276,9 @@ def named_kind(path: Path) -> str:
 OTHER_GAP = 1.5
 """Ratio of the time between two rows to the usual one from which a note says that times are not equally spaced."""
 
+UNEQUAL_TIMES = "the times are not equally spaced"
+"""Begins this note, so that `predict` finds it among the notes on new rows."""
+
 
 def times_of(column: Any) -> np.ndarray | None:
     """Return a column of times as an array (rows,) that can be sorted; None for cells that are no times, or missing.
@@ -348,7 +351,7 @@ def notes_on_gaps(times: np.ndarray, sequence: np.ndarray) -> list[str]:
     if not is_irregular.any():
         return []
     return [
-        f"the times are not equally spaced: {is_irregular.sum():,} of {len(gaps):,} steps are more than {OTHER_GAP:g} "
+        f"{UNEQUAL_TIMES}: {is_irregular.sum():,} of {len(gaps):,} steps are more than {OTHER_GAP:g} "
         "times as long, or as short, as the usual step. The features take all steps for equal: interpolate the values "
         "at equal times, or add the time since the row before as a column"
     ]

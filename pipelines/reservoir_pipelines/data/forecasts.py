@@ -246,7 +246,10 @@ def _newest_windows(origin: str, series: Sequence[Series], past: int) -> Rows:
     names = [one_series.name for one_series in series]
     is_single_series = names == [""]  # without a column of ids, the table is one series, which has no name
     ids = None if is_single_series else np.array(names)
-    return Rows(x=np.stack([one_series.values[-past:] for one_series in series]), ids=ids)
+    x = np.stack([one_series.values[-past:] for one_series in series])
+    times = np.concatenate([one_series.times[-past:] for one_series in series])
+    series_of_step = np.repeat(np.arange(len(series)), past)
+    return Rows(x=x, ids=ids, notes=tuple(notes_on_gaps(times, series_of_step)))
 
 
 def _labelled_windows(
