@@ -122,6 +122,21 @@ def test_what_cannot_be_forecast_is_refused(tmp_path, options, change, message):
         prepare(path, cache=tmp_path, **options)
 
 
+def test_a_year_that_repeats_beside_months_may_be_dropped(tmp_path):
+    months = np.arange(200)
+    table = pd.DataFrame({"year": 2000 + months // 12, "month": 1 + months % 12, "other": 1, "load": series()})
+    path = tmp_path / "months.csv"
+    table.to_csv(path, index=False)
+    options = {"forecast": HORIZON, "past": PAST, "label": "load", "cache": tmp_path}
+    with pytest.raises(InputError, match=r"line 3: a second row at year 2000; .*, or --drop other,year if"):
+        prepare(path, drop="other", **options)
+    with pytest.raises(
+        InputError, match=r"a second row at month 1; .*; pass --id NAME if the table holds several series$"
+    ):
+        prepare(path, time="month", **options)
+    assert prepare(path, drop="other,year", **options).task.parameters["columns"] == ["load", "month"]
+
+
 def test_arrays_are_no_steps(tmp_path):
     np.savez(tmp_path / "x.npz", x=series())
     with pytest.raises(InputError, match="table with a row per step"):
