@@ -102,7 +102,7 @@ class MaskMaker:
         return self._last_of_prompts() if name == "last-prompt" else self._within_spans()
 
     def texts_without(self, mask: np.ndarray) -> int:
-        """Return the number of texts that have no token in a mask."""
+        """Return the number of texts that have no token in a mask (rows, tokens)."""
         has_token = mask.any(axis=1)  # of each row
         if self.rows.owner is not None:  # of each text
             has_token = np.bincount(self.rows.owner[has_token], minlength=len(self.texts)) > 0

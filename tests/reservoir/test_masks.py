@@ -170,6 +170,20 @@ def test_texts_without_a_token_of_a_mask_are_counted(tmp_path: Path):
     assert model.reader and "no token for the pooling span" in model.reader.note
 
 
+@pytest.mark.parametrize("long", ["cut", "windows"])
+def test_texts_of_added_special_tokens_alone_are_counted(tmp_path: Path, long: str):
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    options = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+    rules["normalizer"] = {"type": "BertNormalizer", **options}
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    model = load(folder, long=long)
+    texts = ["\u200b\u0007", "the cat " * 40, "a cow"]  # the normaliser removes control characters
+    pooled = forward(model, None, *codes_of("here", texts), ["final/words"], 32)
+    assert pooled["final/words"].any(axis=(1, 2)).tolist() == [False, True, True]
+    assert model.reader and "1 of 3 texts have no token for the pooling words" in model.reader.note
+
+
 @pytest.mark.parametrize("has_answer", [True, False])
 def test_a_prompt_that_is_cut_has_no_last_token(tmp_path: Path, has_answer: bool):
     model = load(save_with_chat_template(tmp_path / "llama"), chat=True)
