@@ -7,7 +7,7 @@ tokenizer gives as offsets:
 |---|---|
 | ``span``, ``assistant`` | those within the spans of the text; the spans of a chat are the assistant's answers |
 | ``last-prompt`` | the last one of the prompt, before the last answer |
-| ``words`` | all but special tokens |
+| ``words`` | all but special tokens; for chats only, because in other texts the added ones stand at the ends |
 """
 
 from collections.abc import Mapping, Sequence

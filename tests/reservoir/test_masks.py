@@ -184,6 +184,19 @@ def test_texts_of_added_special_tokens_alone_are_counted(tmp_path: Path, long: s
     assert model.reader and "1 of 3 texts have no token for the pooling words" in model.reader.note
 
 
+def test_special_tokens_that_are_written_in_a_text_count_as_words(tmp_path: Path):
+    from transformers import AutoTokenizer
+
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    text = "a [CLS] cow"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(text)["input_ids"]
+    assert ids.count(tokenizer.cls_token_id) == 2
+    words = states_of("bert", folder, ids)["final"][1:-1]
+    pooled = features(load(folder), [text], ["words"])
+    np.testing.assert_allclose(pooled["final/words"][0, 0], words.mean(0), atol=1e-5)
+
+
 @pytest.mark.parametrize("has_answer", [True, False])
 def test_a_prompt_that_is_cut_has_no_last_token(tmp_path: Path, has_answer: bool):
     model = load(save_with_chat_template(tmp_path / "llama"), chat=True)
