@@ -36,7 +36,7 @@ class Words(MeanOverMask):
     """The mean without the special tokens that a model's tokenizer or chat template adds."""
 
     pattern = mask = "words"
-    note = "mean without special tokens"
+    note = "mean without the special tokens that the tokenizer adds; those written in a text count"
 
 
 class LastPrompt(MeanOverMask):

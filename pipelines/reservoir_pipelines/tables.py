@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.training.result import Training
     from reservoir_pipelines.untrained import Twin
 
-METRIC_NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
+ERRORS = ("rmse", "mae")  # scores in the unit of the label, if a row has one label
 MAX_RECALLS = 10  # rows of the table of recalls
 
 
@@ -411,7 +411,11 @@ def evaluation_facts(evaluation: Evaluation, first: str = "accuracy") -> list[tu
         # Scores of classes are shares, but for the area under the curve; those of a regression have other units.
         is_percentage = evaluation.classes and name != "auc"
         text = percent(value) if is_percentage else f"{value:.4g}"
-        facts.append((METRIC_NAMES.get(name, name.replace("_", " ")), text))
+        metric_name = name.replace("_", " ")
+        if name in ERRORS:  # several outputs may have different units
+            has_one_output = evaluation.outputs == 1
+            metric_name += ", in the unit of the label" if has_one_output else ", mean over the outputs"
+        facts.append((metric_name, text))
     return facts
 
 

@@ -277,16 +277,19 @@ def _from_folder(name: str, folder: Path) -> Any:
     if excess := excessive_count(values):
         raise InputError(f"backbone {name!r}: in its config.json {excess}", "use a smaller model")
     family = _family_of(name, model_type)
-    with as_input_error(f"backbone {name!r}: its config.json is not valid", "change a setting"):
-        if family is not None and family.config is not None:
+    problem, remedy = f"backbone {name!r}: its config.json is not valid", "change a setting"
+    if family is not None and family.config is not None:
+        with as_input_error(problem, remedy):
             return family.config(**values)
-        from transformers import AutoConfig
+    # Imported outside the context, because the file is not to blame for an import that fails.
+    from transformers import AutoConfig
 
-        silence_transformers()
+    silence_transformers()
+    with as_input_error(problem, remedy):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        # This package expands quantised tensors itself, so transformers loads the model as one that is not quantised.
-        vars(config).pop("quantization_config", None)
-        return config
+    # This package expands quantised tensors itself, so transformers loads the model as one that is not quantised.
+    vars(config).pop("quantization_config", None)
+    return config
 
 
 def _from_gguf(name: str, path: Path) -> Any:

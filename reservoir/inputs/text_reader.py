@@ -140,9 +140,11 @@ class TextReader:
         offsets = encoding.get("offset_mapping", ())
         maker = MaskMaker(rows, texts, offsets, self._special_ids, are_chats=self.template is not None)
         masks_by_name = {name: maker.mask(name) for name in masks if name != "words" or self.template}
-        for name, mask in masks_by_name.items():
+        # Without a mask of words, a row has words if it has more tokens than are added to each.
+        has_words = rows.lengths > sum(self.special)
+        for name in masks:
             remark = f"have no token for the pooling {name}, which is zero there"
-            self.counts[remark] += maker.texts_without(mask)
+            self.counts[remark] += maker.texts_without(masks_by_name.get(name, has_words[:, None]))
         return replace(rows, masks=masks_by_name)
 
     def token_names(self, x: np.ndarray, length: int) -> list[str]:

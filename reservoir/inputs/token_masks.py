@@ -7,7 +7,7 @@ tokenizer gives as offsets:
 |---|---|
 | ``span``, ``assistant`` | those within the spans of the text; the spans of a chat are the assistant's answers |
 | ``last-prompt`` | the last one of the prompt, before the last answer |
-| ``words`` | all but special tokens |
+| ``words`` | all but special tokens; for chats only, because in other texts the added ones stand at the ends |
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,7 +102,7 @@ class MaskMaker:
         return self._last_of_prompts() if name == "last-prompt" else self._within_spans()
 
     def texts_without(self, mask: np.ndarray) -> int:
-        """Return the number of texts that have no token in a mask."""
+        """Return the number of texts that have no token in a mask (rows, tokens)."""
         has_token = mask.any(axis=1)  # of each row
         if self.rows.owner is not None:  # of each text
             has_token = np.bincount(self.rows.owner[has_token], minlength=len(self.texts)) > 0

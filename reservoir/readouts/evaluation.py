@@ -37,11 +37,11 @@ class Evaluation:
     The scores of classes are ``accuracy``, ``majority_baseline`` (always the most common class),
     ``balanced_accuracy`` (mean recall of the classes that occur), ``macro_f1``, and for two classes
     ``auc``, ``recall_at_1%_false_positives`` and ``recall_at_5%_false_positives``; those of real
-    targets are ``R²``, ``rmse`` and ``mae``. If rows have 2 to 8 labels, these are means over the
-    labels, and ``accuracy_of_label_0`` ... (``R²_of_label_0``, ``rmse_of_label_0``) are added; of a
-    forecast these are ``R²_1_step_ahead``, ``R²_2_steps_ahead`` and so on. Some tasks add
-    ``copy_baseline`` (copying the visible input) and ``accuracy_of_all`` (sequences left out as too
-    long count as wrong).
+    targets are ``R²``, ``rmse`` and ``mae``, each a mean over the outputs. If rows have 2 to 8 labels,
+    those of classes are means over the labels, too, and ``accuracy_of_label_0`` ... (``R²_of_label_0``,
+    ``rmse_of_label_0``) are added; of a forecast these are ``R²_1_step_ahead``, ``R²_2_steps_ahead`` and
+    so on. Some tasks add ``copy_baseline`` (copying the visible input) and ``accuracy_of_all`` (sequences
+    left out as too long count as wrong).
     """
 
     samples: int  # labels that were compared
@@ -55,6 +55,7 @@ class Evaluation:
     row_scores: np.ndarray
     rows: int = 0  # number of rows with a label
     groups: int = 0  # number of groups of these rows, 0 without groups
+    outputs: int = 1  # number of values of each sample of a regression, over which the scores are means
     # Calibration in bins of the probability of the predicted label, up to 0.1, up to 0.2 ... 1, without empty bins.
     reliability: tuple[CalibrationBin, ...] = ()
     # True and predicted values of a regression, the first 2,000, (2, n).
@@ -100,6 +101,8 @@ class Evaluation:
         }
         if self.groups:
             values["groups"] = self.groups
+        if self.outputs > 1:
+            values["outputs"] = self.outputs
         bins = [list(of_bin) for of_bin in self.reliability]
         return values | {"classes": list(self.classes), "confusion": confusion, "reliability": bins}
 
@@ -107,14 +110,15 @@ class Evaluation:
     def from_dict(cls, values: dict[str, Any]) -> "Evaluation":
         """Build an evaluation from the values of `to_dict`, which lack ``row_scores``."""
         # The scores stand among the fields, under their own names.
-        field_names = {"samples", "rows", "groups", "interval", "recall"}
+        field_names = {"samples", "rows", "groups", "outputs", "interval", "recall"}
         field_names |= {"classes", "confusion", "reliability"}
         scores = {name: value for name, value in values.items() if name not in field_names}
         if not fits(scores, dict[str, float | None]):  # NaN is None in JSON
             raise ValueError("a score is not a number")
         attributes = {
-            # `to_dict` leaves out the groups of rows without groups.
+            # `to_dict` leaves out the groups of rows without groups, and a single output.
             **{name: values.get(name, 0) for name in ("samples", "rows", "groups")},
+            "outputs": values.get("outputs", 1),
             "scores": {},  # set below
             "interval": tuple(values["interval"]) if values["interval"] else None,
             "recall": values["recall"],
@@ -317,6 +321,7 @@ def evaluate_values(
         recall={},
         classes=(),
         confusion=np.zeros((0, 0), int),
+        outputs=y.shape[1],
         **_fields_of_rows(*_by_row(-squared_errors.mean(axis=1), counts, groups)),
         values=np.stack([y.ravel()[:MAX_VALUES], predicted.ravel()[:MAX_VALUES]]),
     )

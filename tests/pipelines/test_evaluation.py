@@ -18,7 +18,7 @@ from reservoir_pipelines.fitting.source import EntryView
 from reservoir_pipelines.fitting.statistics import summaries
 from reservoir_pipelines.fitting.verdicts import threshold_cautions
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
-from reservoir_pipelines.tables import Lines
+from reservoir_pipelines.tables import Lines, evaluation_facts
 from sklearn import metrics
 from sklearn.calibration import calibration_curve
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
@@ -31,6 +31,7 @@ from reservoir import InputError
 from reservoir.options import FitOptions
 from reservoir.plan.candidates import choose_folds
 from reservoir.readouts.evaluation import (
+    Evaluation,
     accuracy_interval,
     evaluate_classes,
     evaluate_values,
@@ -105,7 +106,15 @@ def test_two_classes_have_an_auc_and_regressions_have_errors():
     expected = {name: score(values, near) for name, score in scores.items()}
     for n, name in itertools.product(range(2), ("R²", "rmse")):
         expected[f"{name}_of_label_{n}"] = scores[name](values[:, n], near[:, n])
-    assert evaluate_values(values, near).scores == pytest.approx(expected)
+    found = evaluate_values(values, near)
+    assert found.scores == pytest.approx(expected)
+    # An error over several outputs is in no unit, also in the summary of a fit.
+    for evaluation in (found, Evaluation.from_dict(found.to_dict())):
+        names = [name for name, _ in evaluation_facts(evaluation, "R²")]
+        assert names[:3] == ["R²", "rmse, mean over the outputs", "mae, mean over the outputs"]
+    of_one_output = evaluate_values(values[:, :1], near[:, :1])
+    assert [name for name, _ in evaluation_facts(of_one_output)][1] == "rmse, in the unit of the label"
+    assert "outputs" not in of_one_output.to_dict()
 
 
 @pytest.fixture(scope="module")

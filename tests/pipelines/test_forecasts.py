@@ -122,6 +122,21 @@ def test_what_cannot_be_forecast_is_refused(tmp_path, options, change, message):
         prepare(path, cache=tmp_path, **options)
 
 
+def test_a_year_that_repeats_beside_months_may_be_dropped(tmp_path):
+    months = np.arange(200)
+    table = pd.DataFrame({"year": 2000 + months // 12, "month": 1 + months % 12, "other": 1, "load": series()})
+    path = tmp_path / "months.csv"
+    table.to_csv(path, index=False)
+    options = {"forecast": HORIZON, "past": PAST, "label": "load", "cache": tmp_path}
+    with pytest.raises(InputError, match=r"line 3: a second row at year 2000; .*, or --drop other,year if"):
+        prepare(path, drop="other", **options)
+    with pytest.raises(
+        InputError, match=r"a second row at month 1; .*; pass --id NAME if the table holds several series$"
+    ):
+        prepare(path, time="month", **options)
+    assert prepare(path, drop="other,year", **options).task.parameters["columns"] == ["load", "month"]
+
+
 def test_arrays_are_no_steps(tmp_path):
     np.savez(tmp_path / "x.npz", x=series())
     with pytest.raises(InputError, match="table with a row per step"):
@@ -404,6 +419,17 @@ def test_a_series_that_is_shorter_than_the_past_is_refused(tmp_path):
     fitted(tmp_path, series())
     with pytest.raises(InputError, match="has 4 steps, but the readout reads 10"):
         list(predict(tmp_path / "readout", write(tmp_path, series(4), "short.csv")))
+
+
+def test_a_prediction_says_that_the_newest_steps_are_not_equally_spaced(tmp_path, capsys):
+    path, _ = fitted(tmp_path, series(), columns="raw", alphas="10:10:1")
+    table = pd.read_csv(path)
+    for missing, note in ((100, ""), (198, f"1 of {PAST - 1} steps are more than 1.5 times as long")):
+        table.drop(index=missing).to_csv(path, index=False)
+        capsys.readouterr()
+        predict(tmp_path / "readout", path)
+        err = capsys.readouterr().err
+        assert note in err and ("the times are not equally spaced" in err) == bool(note)
 
 
 def test_each_series_gets_its_own_forecast(tmp_path):

@@ -170,6 +170,33 @@ def test_texts_without_a_token_of_a_mask_are_counted(tmp_path: Path):
     assert model.reader and "no token for the pooling span" in model.reader.note
 
 
+@pytest.mark.parametrize("long", ["cut", "windows"])
+def test_texts_of_added_special_tokens_alone_are_counted(tmp_path: Path, long: str):
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    options = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+    rules["normalizer"] = {"type": "BertNormalizer", **options}
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    model = load(folder, long=long)
+    texts = ["\u200b\u0007", "the cat " * 40, "a cow"]  # the normaliser removes control characters
+    pooled = forward(model, None, *codes_of("here", texts), ["final/words"], 32)
+    assert pooled["final/words"].any(axis=(1, 2)).tolist() == [False, True, True]
+    assert model.reader and "1 of 3 texts have no token for the pooling words" in model.reader.note
+
+
+def test_special_tokens_that_are_written_in_a_text_count_as_words(tmp_path: Path):
+    from transformers import AutoTokenizer
+
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    text = "a [CLS] cow"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(text)["input_ids"]
+    assert ids.count(tokenizer.cls_token_id) == 2
+    words = states_of("bert", folder, ids)["final"][1:-1]
+    pooled = features(load(folder), [text], ["words"])
+    np.testing.assert_allclose(pooled["final/words"][0, 0], words.mean(0), atol=1e-5)
+
+
 @pytest.mark.parametrize("has_answer", [True, False])
 def test_a_prompt_that_is_cut_has_no_last_token(tmp_path: Path, has_answer: bool):
     model = load(save_with_chat_template(tmp_path / "llama"), chat=True)

@@ -316,7 +316,22 @@ def test_times_that_cannot_be_sorted_are_refused(tmp_path):
     # Without its times, a table in long form would not be read in the order of its rows.
     steps = [[row, f"{day}/10/2025", row % 3 + day, "ab"[row % 2]] for row in range(20) for day in range(10, 15)]
     path = table(tmp_path / "long.csv", steps, "id,time,u,label")
-    assert_refused("like '10/10/2025' cannot be sorted; write ISO 8601 dates such as 2024-12-31, or numbers$", path)
+    assert_refused("like '10/10/2025' cannot be sorted; write ISO 8601 dates such as 2024-12-31.*, or numbers$", path)
+
+
+@pytest.mark.parametrize(
+    ("time", "problem"),
+    [
+        ("28.05.2024", "line 6, column 'time': times like '28.05.2024' cannot be sorted"),
+        ("5", "line 6, column 'time': numbers and dates are mixed, such as '2024-05-10' and '5'"),
+    ],
+)
+def test_the_first_time_that_cannot_be_sorted_is_named(tmp_path, time, problem):
+    steps = [[row, f"2024-05-{day}", row % 3 + day, "ab"[row % 2]] for row in range(20) for day in range(10, 15)]
+    steps[4][1] = steps[9][1] = time
+    assert_refused(problem, table(tmp_path / "long.csv", steps, "id,time,u,label"))
+    one_recording = table(tmp_path / "log.csv", [line[1:] for line in steps], "time,u,label")
+    assert_refused(problem, one_recording, window=5)
 
 
 def test_recordings_of_excel_are_read_and_a_note_names_other_sampling_rates(tmp_path):

@@ -54,6 +54,12 @@ def test_a_file_alone_is_divided_and_read_again(tmp_path):
     assert x.shape == (1, 2, 2) and lengths is not None and lengths.tolist() == [2] and y is None
     x, _, _, y, *_ = read_new(folder / "Hand_TRAIN.ts", source.task)
     assert x.shape == (20, 4, 2) and y is not None and y[:2].tolist() == ["up", "down"]
+    # New series need no labels.
+    bare.write_text(CLASSES + "1,2:0,0:?\n1,3:0,0:?\n")
+    assert read_new(bare, source.task).y is None
+    bare.write_text(CLASSES + "1,2:0,0:?\n1,3:0,0:Up\n")
+    y = read_new(bare, source.task).y
+    assert y is not None and y.tolist() == [None, "Up"]
 
 
 def test_targets_and_missing_values(tmp_path):
@@ -103,8 +109,11 @@ def test_ucr_tables_have_the_label_first_and_no_names(tmp_path):
         (CLASSES + UP + "1,2,3:up\n", r"sequences of \[1, 2\] channels"),
         (CLASSES + UP + "1,zwei,3:1,2,3:up\n", "line 9: 'zwei' is not a number"),
         (CLASSES.replace("class", "target") + UP, "line 8: 'up' is not a number"),
+        (CLASSES + UP + "1,2,3:1,1,1:?\n", "line 9: no label at its end; add it"),
+        (CLASSES.replace("class", "target") + "1,2,3:1,1,1:\n", "line 8: no label at its end"),
+        (CLASSES + UP + "1,2,3:1,1,1:left\n", "line 9: the label 'left' is none of the classes that @classLabel"),
         (CLASSES + "1,2\0,3:1,1,1:up\n", "line 8: a NUL"),
-        (CLASSES + UP + ":::\n", "not a sequence of numbers|channels"),
+        (CLASSES + UP + ":::up\n", r"sequences of \[2, 3\] channels"),
     ],
 )
 def test_malformed_series_are_refused_in_one_line(tmp_path, text, message):

@@ -276,6 +276,9 @@ def named_kind(path: Path) -> str:
 OTHER_GAP = 1.5
 """Ratio of the time between two rows to the usual one from which a note says that times are not equally spaced."""
 
+UNEQUAL_TIMES = "the times are not equally spaced"
+"""Begins this note, so that `predict` finds it among the notes on new rows."""
+
 
 def times_of(column: Any) -> np.ndarray | None:
     """Return a column of times as an array (rows,) that can be sorted; None for cells that are no times, or missing.
@@ -304,12 +307,39 @@ def sortable_times(table: Table, name: str, *, may_lack_times: bool = False) -> 
     # An empty cell gets the time of a neighbour, so that the others can be read; its row is bad.
     times = times_of(column.ffill().bfill())
     if times is None:
-        first = str(next(iter(filled(column)), ""))[:40]
-        remedy = "write ISO 8601 dates such as 2024-12-31, or numbers"
+        remedy = "write ISO 8601 dates such as 2024-12-31 or 2024-12-31T08:00, or numbers"
         if may_lack_times:
             remedy += f", or pass --drop {quote(name)} if the rows are in order"
-        raise InputError(f"{table.path}, column {name!r}: times like {first!r} cannot be sorted", remedy)
+        raise InputError(_problem_of_times(table, name), remedy)
     return times
+
+
+def _problem_of_times(table: Table, name: str) -> str:
+    """Return why a column of times cannot be sorted: a cell is no time, or some are numbers and others dates."""
+    import pandas as pd
+
+    column = table.frame[name]
+    rows = np.flatnonzero(column.notna())
+    if not len(rows):
+        return f"{table.path}: the column {name!r} of times is empty"
+    # What each filled cell is when it is read alone. A negative number has a hyphen, too.
+    texts = as_texts(column)
+    numbers: Any = pd.to_numeric(table.with_points(texts), errors="coerce")
+    dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
+    are_numbers = numbers.notna().to_numpy()[rows]
+    are_dates = ~are_numbers & (texts.str.contains("-") & dates.notna()).to_numpy()[rows]
+    are_other = ~(are_numbers | are_dates)
+    are_mixed = are_numbers.any() and are_dates.any()
+    if are_mixed and not are_other.any():
+        # The first cell that is not like the first of all.
+        row = rows[np.argmax(are_numbers != are_numbers[0])]
+        first, other = texts[rows[0]][:40], texts[row][:40]
+        return (
+            f"{table.path}, {table.bad.places[row]}, column {name!r}: numbers and dates are mixed, such as "
+            f"{first!r} and {other!r}, which cannot be sorted"
+        )
+    row = rows[np.argmax(are_other)]
+    return f"{table.path}, {table.bad.places[row]}, column {name!r}: times like {texts[row][:40]!r} cannot be sorted"
 
 
 def notes_on_gaps(times: np.ndarray, sequence: np.ndarray) -> list[str]:
@@ -348,7 +378,7 @@ def notes_on_gaps(times: np.ndarray, sequence: np.ndarray) -> list[str]:
     if not is_irregular.any():
         return []
     return [
-        f"the times are not equally spaced: {is_irregular.sum():,} of {len(gaps):,} steps are more than {OTHER_GAP:g} "
+        f"{UNEQUAL_TIMES}: {is_irregular.sum():,} of {len(gaps):,} steps are more than {OTHER_GAP:g} "
         "times as long, or as short, as the usual step. The features take all steps for equal: interpolate the values "
         "at equal times, or add the time since the row before as a column"
     ]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -179,12 +180,13 @@ def _read_series(table: Table, columns: StepColumns, options: OwnDataOptions) ->
             table.bad.add(row, f"no id in column {columns.id!r}")
         series_of_row, series_names = pd.factorize(ids)
     is_repeated = pd.DataFrame({"series": series_of_row, "time": times}).duplicated().to_numpy()
+    remedy = "pass --id NAME if the table holds several series"
+    has_time_by_name = bool(columns.time) and not options.time
+    if has_time_by_name:  # its name may mislead: a year beside a month repeats in every series
+        dropped = ",".join([*separated(options.drop), columns.time])
+        remedy += f", --time NAME for another column of times, or --drop {quote(dropped)} if the rows are in order"
     for row in np.flatnonzero(is_repeated):
-        table.bad.add(
-            row,
-            f"a second row at {columns.time} {frame[columns.time][row]}",
-            "pass --id NAME if the table holds several series",
-        )
+        table.bad.add(row, f"a second row at {columns.time} {frame[columns.time][row]}", remedy)
     table.bad.skip = None  # never skip a bad row: the steps before it would shift
     table.bad.readable()  # refuses bad rows
     step_names = np.arange(len(frame)).astype(str)
@@ -246,7 +248,10 @@ def _newest_windows(origin: str, series: Sequence[Series], past: int) -> Rows:
     names = [one_series.name for one_series in series]
     is_single_series = names == [""]  # without a column of ids, the table is one series, which has no name
     ids = None if is_single_series else np.array(names)
-    return Rows(x=np.stack([one_series.values[-past:] for one_series in series]), ids=ids)
+    x = np.stack([one_series.values[-past:] for one_series in series])
+    times = np.concatenate([one_series.times[-past:] for one_series in series])
+    series_of_step = np.repeat(np.arange(len(series)), past)
+    return Rows(x=x, ids=ids, notes=tuple(notes_on_gaps(times, series_of_step)))
 
 
 def _labelled_windows(

@@ -5,13 +5,12 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir_pipelines.data.columns import (
     as_texts,
-    filled,
     holds_lists,
     listed,
     notes_on_gaps,
     require_column,
     separated,
-    times_of,
+    sortable_times,
     values_of,
 )
 from reservoir_pipelines.data.roles import conventional
@@ -128,15 +127,7 @@ def _times(reading: TableArrays) -> np.ndarray:
     """Return the times of the rows, (rows,); a row without a time, or with that of an earlier row, is a bad row."""
     table, name = reading.table, reading.roles.time
     column = table.frame[name]
-    for row in np.flatnonzero(column.isna()):
-        table.bad.add(row, f"no time in column {name!r}")
-    # An empty cell gets the time of a neighbour, so that the others can be read; its row is bad.
-    times = times_of(column.ffill().bfill())
-    if times is None:
-        raise InputError(
-            f"{table.path}, column {name!r}: times like {str(next(iter(filled(column)), ''))[:40]!r} cannot be sorted",
-            "write ISO 8601 dates such as 2024-12-31T08:00, or numbers",
-        )
+    times = sortable_times(table, name)
     # ``unique`` returns the first row with each time; all other rows with a time repeat one.
     rows_with_time = np.flatnonzero(column.notna())
     first_rows = rows_with_time[np.unique(times[rows_with_time], return_index=True)[1]]

@@ -1,6 +1,6 @@
 """Series as the UCR and UEA archives publish them: ``.ts`` files, and ``.tsv`` files without column names."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +18,15 @@ PARTS = {
     "test": "_TEST",
 }  # how the names of the two files of a data set end, before the suffix
 SUFFIXES = (".ts", ".tsv")
+MISSING = ("", "?")  # how the files write a missing value or label
 
 
 class Series(NamedTuple):
     """The series of one file."""
 
     sequences: list[np.ndarray]  # (tokens, channels) each
-    labels: list[Any]  # texts for classes, or floats for targets; empty if the file has no labels
+    # Texts for classes, or floats for targets, None for a missing label of a new row; empty if the file has no labels.
+    labels: list[Any]
 
 
 def accepts(origin: str, options: OwnDataOptions, task: Task | None = None) -> bool:
@@ -46,7 +48,11 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     # The published pair by split, or one file alone.
     pair = {} if task else split_files(path)
     files = [*pair.values()] or [path]
-    series = [_read_ts(file) if file.suffix.lower() == ".ts" else _read_bare(file) for file in files]
+    needs_labels = task is None
+    series = [
+        _read_ts(file, needs_labels=needs_labels) if file.suffix.lower() == ".ts" else _read_bare(file)
+        for file in files
+    ]
     where = str(files[0])
     sequences = [x for part in series for x in part.sequences]
     channels = sorted({x.shape[1] for x in sequences})
@@ -55,7 +61,8 @@ def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows
     x, lengths = padded(where, sequences)
     # If only one of two files has labels, they are of no use.
     labels = [label for part in series for label in part.labels]
-    y = np.array(labels) if len(labels) == len(x) else None
+    has_labels = len(labels) == len(x) and any(label is not None for label in labels)
+    y = np.array(labels) if has_labels else None
     # Of a published pair, each file is a split.
     sizes = [len(part.sequences) for part in series]
     split = None
@@ -143,19 +150,24 @@ def _first_numbers(path: Path) -> list[float]:
     return [float(cell) for cell in cells]
 
 
-def _read_ts(path: Path) -> Series:
-    """Return the series of a ``.ts`` file: header lines with @, then a line per series, fields separated by :."""
+def _read_ts(path: Path, *, needs_labels: bool) -> Series:
+    """Return the series of a ``.ts`` file: header lines with @, then a line per series, fields separated by :.
+
+    A missing label is refused with ``needs_labels``, else it is None.
+    """
     # The lines with their places, without empty ones and comments. The header is consumed first.
     numbered = ((f"{path}, line {number}", line.strip()) for number, line in enumerate(lines_of(path), 1))
     lines = ((where, line) for where, line in numbered if line and not line.startswith(("#", "%")))
-    switched_on = _read_ts_header(path, lines)
+    header = _read_ts_header(path, lines)
+    has_labels = "@targetlabel" in header or "@classlabel" in header
     series = Series([], [])
     for where, line in lines:
         fields = line.split(":")  # one per channel, and the label at the end
-        if "@targetlabel" in switched_on:
-            series.labels.append(_floats(where, [fields.pop()])[0])
-        elif "@classlabel" in switched_on:
-            series.labels.append(fields.pop().strip())
+        if has_labels:
+            label = _label_of_ts(where, fields.pop().strip(), header)
+            if label is None and needs_labels:
+                raise InputError(f"{where}: no label at its end", "add it, or remove the line")
+            series.labels.append(label)
         channels = [_floats(where, field.split(",")) for field in fields]
         sizes = [len(channel) for channel in channels]
         if len(set(sizes)) != 1:
@@ -166,22 +178,41 @@ def _read_ts(path: Path) -> Series:
     return series
 
 
-def _read_ts_header(path: Path, lines: Iterable[tuple[str, str]]) -> set[str]:
-    """Consume the ``lines`` (place, text) up to ``@data``; return the keywords, such as @classlabel, that are true."""
-    switched_on = set[str]()
+def _read_ts_header(path: Path, lines: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Consume the ``lines`` (place, text) up to ``@data``; return the words after each keyword that is true.
+
+    Keywords, such as @classlabel, and words, such as the names of its classes, are in lower case.
+    """
+    words_by_keyword: dict[str, list[str]] = {}
     for _, line in lines:
-        keyword, value, *_ = [*line.lower().split(), ""]  # a line may have no value
+        keyword, *values = line.lower().split()
         if keyword == "@data":
             break
-        if value in {"yes", "true"}:
-            switched_on.add(keyword)
+        if values and values[0] in {"yes", "true"}:
+            words_by_keyword[keyword] = values[1:]
     else:
         raise InputError(f"{path}: no @data line", "check that it is a .ts file")
-    if "@timestamps" in switched_on:
+    if "@timestamps" in words_by_keyword:
         raise InputError(
             f"{path}: its values have time stamps, which are not read", "write it with @timeStamps false"
         )
-    return switched_on
+    return words_by_keyword
+
+
+def _label_of_ts(where: str, cell: str, header: Mapping[str, Sequence[str]]) -> str | float | None:
+    """Return a label as the ``header`` declares it, a class or a target; None if it is missing."""
+    if cell in MISSING:
+        return None
+    if "@targetlabel" in header:
+        return float(_floats(where, [cell])[0])
+    # A header may declare no names. Readers of the archives do not tell capitals from small letters.
+    classes = header["@classlabel"]
+    if classes and cell.lower() not in classes:
+        raise InputError(
+            f"{where}: the label {cell[:40]!r} is none of the classes that @classLabel declares",
+            "correct the label, or declare its class",
+        )
+    return cell
 
 
 def _read_bare(path: Path) -> Series:
@@ -210,7 +241,7 @@ def _read_bare(path: Path) -> Series:
 def _floats(where: str, cells: Sequence[str]) -> np.ndarray:
     """Return the numbers in cells, (cells,), NaN where a cell is empty or ``?``; refuse other cells."""
     try:
-        return np.array([float("nan" if cell.strip() in {"?", ""} else cell) for cell in cells])
+        return np.array([float("nan" if cell.strip() in MISSING else cell) for cell in cells])
     except ValueError as error:  # could not convert string to float: 'abc'
         wrong = str(error).partition(": ")[2].strip("'")[:40]
         raise InputError(f"{where}: {wrong!r} is not a number", "write ? for a missing value") from None

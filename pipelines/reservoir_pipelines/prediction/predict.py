@@ -21,7 +21,7 @@ from reservoir.options import OwnDataOptions, PredictOptions
 from reservoir.raw_input import longer_rows_note
 from reservoir.tasks.task import Task
 from reservoir.tasks.texts import UNKNOWN, shown, texts_of
-from reservoir_pipelines.data.columns import listed
+from reservoir_pipelines.data.columns import UNEQUAL_TIMES, listed
 from reservoir_pipelines.data.formats import encode_rows, read_new
 from reservoir_pipelines.data.rows import BadRows, RecordingSteps, Rows, Skipped
 from reservoir_pipelines.data.table_labels import labels_from_table
@@ -259,7 +259,9 @@ def _warn(bundle: Bundle, file: Path, rows: Rows, *, reads_symbols: bool) -> Non
             share = f"{unknown_letters:,} of {letters:,} letters ({unknown_letters / letters:.1%})"
             examples = shown("".join(map(chr, codes[is_unknown])))
             notify(f"{file}: {share} are in no training row: {examples}")
-    # 3. Rows with labels that were used for the fit.
+    # 3. Steps that are not equally spaced.
+    notify(*(f"{file}: {note}" for note in rows.notes if note.startswith(UNEQUAL_TIMES)))
+    # 4. Rows with labels that were used for the fit.
     _warn_of_fitted_rows(bundle, file, rows)
 
 
