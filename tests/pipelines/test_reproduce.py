@@ -307,6 +307,8 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
     assert "--data" in spots(found)["b"]["reason"] and len(runs) == 2
     call("reproduce", mine)
     assert len(runs) == 3  # the failed cell runs again
+    # The code says that no cell at all has a result.
+    assert call("reproduce", mine, "--only", "b")[0] == 1
 
 
 def test_a_sweep_is_estimated_as_its_runs(cache, tmp_path):
