@@ -411,7 +411,9 @@ def test_the_last_step_is_scored_and_nothing_chosen_where_the_test_rows_are_the_
     scores = [line["valid_score"] for line in done.history if "valid_score" in line]
     assert max(scores[:-1]) > scores[-1], "the best step is not the last, so that a choice would change the score"
     assert done.best_step == done.steps == 6 and done.test_score == done.valid_score == scores[-1]
-    assert "listops: the test rows are the validation rows, so the last step is scored" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "listops: the test rows are the validation rows, so the last step is scored" in err
+    assert "step 6: validation loss" in err and "best so far" not in err
     assert train("listops", **settings).test_score == scores[-1]
     with pytest.raises(InputError, match="--sweep of listops: with --protocol paper its test rows"):
         train("listops", **settings, sweep={"learning_rate": [1e-3, 1e-2]})
