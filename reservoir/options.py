@@ -513,7 +513,10 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
     )
     from_cache: bool = option(False, "With --train output: read the hidden states from the cache.")
     patience: int | None = option(
-        None, "Stop after this many validations without a better score.", at_least(1), shown="never"
+        None,
+        "Stop after this many validations without a better score, or an equal score with a lower loss.",
+        at_least(1),
+        shown="never",
     )
     on_divergence: str = option(
         "stop", "If the loss diverges: stop, or report the best checkpoint.", one_of("stop", "report")

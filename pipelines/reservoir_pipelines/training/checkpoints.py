@@ -70,7 +70,7 @@ class TrainedSteps:
 
     state: State
     diverged_step: int | None = None  # step at which the loss diverged, if it did
-    lost_patience: bool = False  # whether the validation score had not improved for too long
+    lost_patience: bool = False  # whether no validation had been better for too long
 
 
 def train_in_folder(

@@ -58,8 +58,8 @@ class Training(Record):
     diverged_step : int or None
         Step at which the loss diverged, if it did.
     stopped_step : int or None
-        Step at which the run stopped because the validation score had not improved for ``--patience``
-        validations; None if it did not stop early.
+        Step at which the run stopped because ``--patience`` validations had neither a better score nor an equal score
+        with a lower loss; None if it did not stop early.
     groups : tuple of str
         The groups that were trained.
     trained : int
