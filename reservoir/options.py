@@ -33,6 +33,17 @@ from reservoir.option_fields import (
 from reservoir.pooling import pooling_help
 
 BY_DATA = "depends on the data; extract --dry-run prints it"
+# The words of the help of train, whose defaults do not depend on the data: each value or symbol is a token.
+TRAIN_DEFAULTS = {
+    "backbone": "mini",
+    "input": "orthogonal; native for models that read samples",
+    "patch": "1; 8 with --input patches",
+    "stride": "--patch; 1 with --input patches",
+    "dilations": "1",
+    "pad": "valid",
+    "normalise": "channel",
+    "store": "float16; used with --from-cache",
+}
 PRECISIONS = ("float32", "bfloat16", "bfloat16-all")
 """Precisions in which a model runs; see `Backbone.set_compute`."""
 GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
