@@ -50,8 +50,8 @@ class Training(Record):
     test_score_of_all : float or None
         Test accuracy if sequences that were dropped because of their length count as wrong.
     floor : float
-        Validation score of the best constant output; in tasks with a copy baseline (`Task.floor`), the accuracy of
-        copying the input if that is higher.
+        Validation score of the best constant output; in a task with a copy baseline, such as bit-memory, the
+        accuracy of copying the input if that is higher.
     converged_step : int or None
         Step of the first validation after which all scores stay within 0.01 of the last one; None with fewer than three
         validations, or if the last score is not above ``floor``.
