@@ -7,6 +7,7 @@ import re
 import reprlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import Field, asdict, dataclass, field, fields
 from numbers import Integral, Real
 from os import PathLike
@@ -174,10 +175,13 @@ def only(*names: str) -> Check:
 class Options:
     """A group of options, checked when it is created. Each subclass becomes a frozen dataclass.
 
-    ``panel`` is the heading of its own options in the help of commands.
+    ``panel`` is the heading of its own options in the help of commands. ``shown`` has other words for the
+    defaults of inherited options, by name, where None stands for another default than in the other groups.
     """
 
-    def __init_subclass__(cls, panel: str = "Options") -> None:
+    def __init_subclass__(
+        cls, panel: str = "Options", shown: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """Make each subclass a frozen dataclass, and register its options."""
         # The options that this group declares get its heading, and names of those with ``where=True`` are collected.
         declared = {name: item for name, item in vars(cls).items() if isinstance(item, Field)}
@@ -189,6 +193,11 @@ class Options:
         for name in vars(cls).keys() & inherited.keys() - declared.keys():
             setattr(cls, name, field(default=vars(cls)[name], metadata=inherited[name].metadata))
         dataclass(frozen=True, kw_only=True)(cls)
+        # The other groups keep their words for the default, because the fields here are copies.
+        own_fields = cls.__dataclass_fields__
+        for name, text in shown.items():
+            own_fields[name] = copy(own_fields[name])
+            own_fields[name].metadata = MappingProxyType({**own_fields[name].metadata, "shown": text})
 
     def __post_init__(self) -> None:
         """Convert each option to a plain value, or to a path, and check its type and its value."""

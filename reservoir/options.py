@@ -33,6 +33,17 @@ from reservoir.option_fields import (
 from reservoir.pooling import pooling_help
 
 BY_DATA = "depends on the data; extract --dry-run prints it"
+# The words of the help of train, whose defaults do not depend on the data: each value or symbol is a token.
+TRAIN_DEFAULTS = {
+    "backbone": "mini",
+    "input": "orthogonal; native for models that read samples",
+    "patch": "1; 8 with --input patches",
+    "stride": "--patch; 1 with --input patches",
+    "dilations": "1",
+    "pad": "valid",
+    "normalise": "channel",
+    "store": "float16; used with --from-cache",
+}
 PRECISIONS = ("float32", "bfloat16", "bfloat16-all")
 """Precisions in which a model runs; see `Backbone.set_compute`."""
 GAIN = 1.41  # of orthogonal input and output layers, as published (about the square root of 2)
@@ -513,7 +524,10 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
     )
     from_cache: bool = option(False, "With --train output: read the hidden states from the cache.")
     patience: int | None = option(
-        None, "Stop after this many validations without a better score.", at_least(1), shown="never"
+        None,
+        "Stop after this many validations without a better score, or an equal score with a lower loss.",
+        at_least(1),
+        shown="never",
     )
     on_divergence: str = option(
         "stop", "If the loss diverges: stop, or report the best checkpoint.", one_of("stop", "report")

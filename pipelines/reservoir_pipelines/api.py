@@ -447,7 +447,12 @@ def export(arguments: ExportArguments) -> Export:
 
 
 class TrainArguments(
-    opt.PlaceOptions, opt.TrainOptions, opt.RowOptions, opt.ReservoirOptions, TaskArgument
+    opt.PlaceOptions,
+    opt.TrainOptions,
+    opt.RowOptions,
+    opt.ReservoirOptions,
+    TaskArgument,
+    shown=opt.TRAIN_DEFAULTS,
 ):
     """The arguments of `train`."""
 
@@ -482,7 +487,13 @@ def train(arguments: TrainArguments) -> Training:
     )
 
 
-class PretrainArguments(opt.PlaceOptions, opt.PretrainOptions, opt.ShapeOptions, panel="Output"):
+class PretrainArguments(
+    opt.PlaceOptions,
+    opt.PretrainOptions,
+    opt.ShapeOptions,
+    panel="Output",
+    shown={"backbone": opt.TRAIN_DEFAULTS["backbone"]},
+):
     """The arguments of `pretrain`."""
 
     corpus: StrPath = argument(

@@ -54,7 +54,7 @@ class Answer:
 
     value: Any  # for programs: printed with --json
     tables: Sequence[Shown] | None = None  # for people; None stands for the fields of the value
-    wrong: bool = False  # whether the exit code is 1, because a check has found something wrong
+    wrong: bool = False  # whether the exit code is 1: a check found something, or all cells failed
 
 
 def command(app: typer.Typer, function: Callable[..., Answer], *groups: Any) -> None:

@@ -451,7 +451,11 @@ def training_facts(run: Training) -> Facts:
         is_repetition = name == "test_score_of_all" and score == run.test_score
         if score is not None and not is_repetition:
             facts[name] = score_text(score, run.metric)
-    facts["baseline"] = f"{score_text(run.floor, run.metric)}, by a constant or by copying the input"
+    if run.evaluation:  # it tells whether the task has a copy baseline, which ``floor`` includes
+        ways = "by a constant"
+        if "copy_baseline" in run.evaluation.scores:
+            ways += " or by copying the input"
+        facts["baseline"] = f"{score_text(run.floor, run.metric)}, {ways}, on validation rows"
     return record_facts(facts)
 
 

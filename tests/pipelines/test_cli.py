@@ -8,17 +8,20 @@ import subprocess
 import sys
 import time
 from contextlib import redirect_stderr
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from reservoir_cache import FeatureStore
-from reservoir_pipelines import output
+from reservoir_pipelines import output, train
 from reservoir_pipelines.output import meter, training_meter
 from sklearn.linear_model import RidgeClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from reservoir.options import ReservoirOptions
+from reservoir.plan.model import resolve_model
 from reservoir.tasks.listops import evaluate, random_expressions
 from reservoir.tasks.proteins import LETTERS, PARTS
 from tests.reservoir.models import KINDS, save
@@ -169,6 +172,18 @@ def test_help_lists_the_flags_of_fit_in_sections(call):
     assert places == sorted(places)
     assert out.index("\nData:") < out.index("--label") < out.index("\nModel:") < out.index("--backbone")
     assert out.index("\nReadout:") < out.index("--alphas") < out.index("\nOutput:") < out.index("--out")
+
+
+def test_help_of_train_and_pretrain_has_their_own_defaults(call):
+    words = {item.name: item.metadata["shown"] for item in fields(vars(train)["arguments"])}
+    resolved = resolve_model(ReservoirOptions())
+    for name in ("backbone", "input", "patch", "dilations", "pad", "normalise"):
+        assert words[name].partition(";")[0] == str(getattr(resolved, name))
+    assert words["stride"].startswith("--patch;") and resolve_model(ReservoirOptions(patch=3)).stride == 3
+    pictures = resolve_model(ReservoirOptions(input="patches"))
+    assert (pictures.patch, pictures.stride) == (8, 1) and "8 with" in words["patch"] and "1 with" in words["stride"]
+    defaults = [call(name, "--help")[1].count("[default: mini]") for name in ("train", "pretrain", "extract")]
+    assert defaults == [1, 1, 0]
 
 
 HEAVY = ("torch", "transformers", "sklearn", "scipy", "matplotlib", "pandas")

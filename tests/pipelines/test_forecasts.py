@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from reservoir_cache import Entry, FeatureStore, write_targets
-from reservoir_pipelines import extract, fit, predict, prepare
+from reservoir_pipelines import extract, fit, predict, prepare, train
 from reservoir_pipelines.fitting import forecast_fitter, select
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.fitter import ColumnFit
@@ -467,3 +467,9 @@ def test_ids_of_series_are_texts_and_none_may_be_missing(tmp_path):
     write_rows()
     with pytest.raises(InputError, match="line 7: no id in column 'id'"):
         prepare(str(path), forecast=3, past=10, time="day")
+
+
+def test_train_says_that_it_does_not_score_the_last_value(tmp_path, capsys):
+    few = {"steps": 1, "device": "cpu", "cache": tmp_path / "cache"}
+    train(write(tmp_path, series()), forecast=HORIZON, past=PAST, **TINY, **few)
+    assert "load.csv: train does not score the last value as a forecast; fit does" in capsys.readouterr().err

@@ -315,6 +315,8 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
     assert "--data" in spots(found)["b"]["reason"] and len(runs) == 2
     call("reproduce", mine)
     assert len(runs) == 3  # the failed cell runs again
+    # The code says that no cell at all has a result.
+    assert call("reproduce", mine, "--only", "b")[0] == 1
 
 
 def test_a_sweep_is_estimated_as_its_runs(cache, tmp_path):
@@ -511,6 +513,9 @@ def test_every_number_is_the_papers():
         ("cell = 'fpt', settings = { stepss = 1 }", "'steps'?"),
         ("cell = 'fpt', measure = 'luck'", "'luck'"),
         ("cell = 'fpt', published = [1, 2]", "2 published"),
+        ("cell = 'fpt', at = { mnst = 'output' }", "row 'a', at: no column 'mnst'; did you mean 'mnist'?"),
+        ("cell = 'fpt', later = { mnst = 98.5 }", "row 'a', later: no column 'mnst'"),
+        ("cell = 'fpt', absent = { mnst = 'no' }", "row 'a', absent: no column 'mnst'"),
         ("3 4", "not readable"),
     ],
 )
@@ -574,6 +579,25 @@ def test_every_wrong_type_in_a_recipe_is_refused_in_one_line(tmp_path, cache, re
         assert "my.toml: " in refusal("reproduce", path), path.read_text()
         number += 1
     assert number > 300
+
+
+@pytest.mark.parametrize(
+    ("position", "fault"),
+    [
+        ('["FTP", "bit-xor"]', "claim 's': no row 'FTP'; did you mean 'FPT'?"),
+        ('["FPT", "bit-xr"]', "claim 's': no column 'bit-xr'; did you mean 'bit-xor'?"),
+    ],
+)
+def test_a_claim_about_a_row_or_a_column_that_does_not_exist_is_refused(tmp_path, position, fault):
+    claims = (
+        f'claims = [{{ says = "s", more = {position}, by = 1 }}]',
+        f'claims = [{{ says = "s", more = ["FPT", "bit-xor"], than = [{position}] }}]',
+    )
+    for claim in claims:
+        mine = recipe(tmp_path, f"{ROWS}\n{claim}")
+        for only in ([], ["output"]):  # what is selected does not matter
+            with pytest.raises(InputError, match=re.escape(fault)):
+                load_recipe(mine, "smoke", only=only)
 
 
 def test_a_cell_that_needs_itself_is_refused(tmp_path):

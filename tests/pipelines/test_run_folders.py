@@ -113,7 +113,8 @@ def test_each_validation_prints_its_score_and_the_best_step(go, capsys):
     last = done.history[-1]
     assert [line.split(":")[0] for line in lines] == ["step 2", "step 4", "step 6"]
     assert f"loss {last['valid_loss']:.4f}, accuracy {last['valid_score']:.1%}" in lines[-1]
-    assert lines[-1].endswith(f"step {done.best_step}")
+    # The first validation is the best so far itself.
+    assert lines[-1].endswith(f"best so far: step {done.best_step}") and "best so far" not in lines[0]
 
 
 def test_a_diverged_run_is_finished_and_continues_on_request(go, monkeypatch):

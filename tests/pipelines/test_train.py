@@ -14,6 +14,7 @@ from reservoir_pipelines import export, extract, predict, train
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.plots import GRID, INK, plot_training
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
+from reservoir_pipelines.tables import training_facts
 from reservoir_pipelines.training.checkpoints import load_run
 from reservoir_pipelines.training.result import Training, baseline, converged_step
 from reservoir_pipelines.training.run_folder import RunFolder
@@ -295,6 +296,8 @@ def test_train_evaluates_the_test_split(cache, tmp_path, kind, call, answer):
     each = {f"{name}_of_label_{n}" for name in ("R²", "rmse") for n in range(2)}
     assert done.evaluation.scores.keys() == (names if kind == "classes" else {"R²", "rmse", "mae", *each})
     assert (done.path / "confusion.png").exists() == (kind == "classes")
+    constant = "50.0%" if kind == "classes" else "0.000"
+    assert dict(training_facts(done).pairs)["baseline"] == f"{constant}, by a constant, on validation rows"
     if kind == "classes":
         np.testing.assert_array_equal(done.evaluation.confusion, found.confusion)
         truth = np.load(tmp_path / "test.npz")["y"]
@@ -408,7 +411,9 @@ def test_the_last_step_is_scored_and_nothing_chosen_where_the_test_rows_are_the_
     scores = [line["valid_score"] for line in done.history if "valid_score" in line]
     assert max(scores[:-1]) > scores[-1], "the best step is not the last, so that a choice would change the score"
     assert done.best_step == done.steps == 6 and done.test_score == done.valid_score == scores[-1]
-    assert "listops: the test rows are the validation rows, so the last step is scored" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "listops: the test rows are the validation rows, so the last step is scored" in err
+    assert "step 6: validation loss" in err and "best so far" not in err
     assert train("listops", **settings).test_score == scores[-1]
     with pytest.raises(InputError, match="--sweep of listops: with --protocol paper its test rows"):
         train("listops", **settings, sweep={"learning_rate": [1e-3, 1e-2]})

@@ -540,7 +540,7 @@ def test_bit_memory_is_shown_with_the_copy_baseline(cache, call):
     params = [f"--param={name}={value}" for name, value in small.items()]
     code, out, _ = call("train", "bit-memory", "--backbone", TINY, "--steps", 1, "--batch", 4, *params)
     assert code == 0 and re.search(r"copy baseline +75\.0%", out)
-    assert " parameters\n" in out and "75.0%, by a constant or by copying the input" in out
+    assert " parameters\n" in out and "75.0%, by a constant or by copying the input, on validation rows" in out
     assert call("extract", "bit-memory", "--backbone", TINY, "--layers=final", "--pool=last", *params)[0] == 0
     code, out, _ = call("fit", "bit-memory", "--select", "valid")
     assert code == 0 and "copy baseline" in out and "75.0%" in out

@@ -58,7 +58,8 @@ def reproduce(
     values = vars(result) | {"failed": len(result.failed), "page": f"reservoir report {result.folder}"}
     facts = record_facts(values, "ran", "reused", "failed", "seconds", "folder", "page")
     result_tables = [result_table for table in result.tables for result_table in _tables_of(table)]
-    return Answer(result, [*result_tables, facts])
+    has_no_result = bool(result.failed) and result.ran + result.reused == 0
+    return Answer(result, [*result_tables, facts], wrong=has_no_result)
 
 
 def _confirm(cells: list[Cell], place_settings: dict[str, Any], *, workers: int) -> bool:

@@ -192,6 +192,7 @@ class _Builder:
         column_entries = self.shared["tasks"] if columns_in_file == "tasks" else columns_in_file
         columns = [self._entry("column", entry) for entry in column_entries]
         rows = [self._entry("row", entry) for entry in self.table["rows"]]
+        self._check_named_places(rows, columns)
         # Make all spots, and with them all cells; then leave out the spots that are not selected.
         seed_numbers = range(seeds or self._of_scale("seeds"))
         all_spots = [spot for row in rows for spot in self._spots(row, columns, seed_numbers)]
@@ -273,6 +274,30 @@ class _Builder:
                     f"{self.where}: {title}: no scale {name!r}", f"the scales are {', '.join(SCALES)}"
                 )
 
+    def _check_named_places(
+        self, rows: Sequence[Mapping[str, Any]], columns: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Raise `InputError` if a claim names a row or a column that the recipe lacks, or a row such a column."""
+        row_names = [row["name"] for row in rows]
+        column_names = [column["name"] for column in columns]
+        # For each name: what names it, its kind, and the names that there are.
+        uses = [
+            (f"row {row['name']!r}, {key}", "column", name, column_names)
+            for row in rows
+            for key in ("at", "later", "absent")
+            for name in row.get(key, {})
+        ]
+        for claim in self.table.get("claims", []):
+            for row_name, column_name in _positions(claim):
+                title = f"claim {claim['says']!r}"
+                uses += [
+                    (title, "row", row_name, row_names),
+                    (title, "column", column_name, column_names),
+                ]
+        for title, kind, name, names in uses:
+            if name not in names:
+                raise InputError(f"{self.where}: {title}: no {kind} {name!r}{nearest(name, names)}")
+
     def _claims(self, shown_positions: Container[tuple[str, str]]) -> list[dict[str, Any]]:
         """Return the claims that compare only numbers at the shown positions (row, column).
 
@@ -281,10 +306,8 @@ class _Builder:
         """
         claims = []
         for claim in self.table.get("claims", []):
-            first_positions = (claim[key] for key in ("more", "less", "near") if key in claim)
-            positions = (*first_positions, *claim.get("than", ()))
-            if not all((row, column) in shown_positions for row, column in positions):
-                continue
+            if not all((row, column) in shown_positions for row, column in _positions(claim)):
+                continue  # `--only` leaves out some of its numbers
             # The key "unchecked" has the reasons of single scales, and "scales" those at which the claim is judged.
             reasons = claim.get("unchecked", {})
             reason = next((reasons[name] for name in SCALES[self.scale] if name in reasons), "")
@@ -521,6 +544,12 @@ class _Builder:
         without_where(to_check, where)
         refuse_modules(settings, where)
         _check_settings(settings, allowed, where)
+
+
+def _positions(claim: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the positions (row, column) of the numbers that a claim compares."""
+    first_positions = [claim[key] for key in ("more", "less", "near") if key in claim]
+    return [(row, column) for row, column in (*first_positions, *claim.get("than", ()))]
 
 
 def _check_settings(settings: Mapping[str, Any], allowed: Mapping[str, type[Options]], where: str) -> None:

@@ -70,7 +70,7 @@ class TrainedSteps:
 
     state: State
     diverged_step: int | None = None  # step at which the loss diverged, if it did
-    lost_patience: bool = False  # whether the validation score had not improved for too long
+    lost_patience: bool = False  # whether no validation had been better for too long
 
 
 def train_in_folder(
@@ -255,7 +255,9 @@ def _recorder(
         sync(journal)  # so that the journal on disk has all lines of the steps before the checkpoint
         save_checkpoint(folder.path / CHECKPOINTS, model, steps.optimizer, state)
         scores = display.validation.format(**last_validation)
-        notify(f"step {state.step:,}: {scores}; best so far: step {state.best_step:,}")
+        # Where the last weights are kept, every step counts as the best, though another may have a better score.
+        best = "" if state.best_step == state.step else f"; best so far: step {state.best_step:,}"
+        notify(f"step {state.step:,}: {scores}{best}")
 
     (folder.path / RESULT).unlink(missing_ok=True)  # it does not describe the weights of further steps
     first_step = folder.state.step

@@ -50,15 +50,16 @@ class Training(Record):
     test_score_of_all : float or None
         Test accuracy if sequences that were dropped because of their length count as wrong.
     floor : float
-        Validation score of a constant output, or of copying the input if that is higher.
+        Validation score of the best constant output; in a task with a copy baseline, such as bit-memory, the
+        accuracy of copying the input if that is higher.
     converged_step : int or None
         Step of the first validation after which all scores stay within 0.01 of the last one; None with fewer than three
         validations, or if the last score is not above ``floor``.
     diverged_step : int or None
         Step at which the loss diverged, if it did.
     stopped_step : int or None
-        Step at which the run stopped because the validation score had not improved for ``--patience``
-        validations; None if it did not stop early.
+        Step at which the run stopped because ``--patience`` validations had neither a better score nor an equal score
+        with a lower loss; None if it did not stop early.
     groups : tuple of str
         The groups that were trained.
     trained : int
@@ -221,6 +222,8 @@ def _test(job: Job, folder: RunFolder, steps: FPTSteps, rows: Split) -> _TestSco
             name=BEST, of_splits={"test": Predicted(predicted, None)}, rows={"test": slice(None)}
         )
         write_predictions(folder.path, task, {"test": labelled}, [predictions])
+        if task.horizon:
+            notify(f"{task.name}: train does not score the last value as a forecast; fit does")
     # 3. The measures.
     if job.target_scale:
         evaluation = evaluate_values(y, predicted, groups=units)
