@@ -252,18 +252,21 @@ def edges(task: Task, width: int, seed: int) -> np.ndarray:
     task's windows. No data are used.
     """
     window = task.parameters.get("window")
-    if not window or not isinstance(task.form, Vectors):
+    # Own recordings have windows, too, but of steps and without a stride.
+    if not window or not task.parameters.get("stride") or not isinstance(task.form, Vectors):
         raise InputError(
             f"--input edges: task {task.name!r} has no whitened windows of images as tokens",
-            "add --param window=6 --param stride=2, or use orthogonal",
+            "add --param window=6 --param stride=2 if it is a named task of images, or use orthogonal",
         )
     channels = task.form.dim // window**2
     # Some windows lie within one disc, and have no contrast. So twice as many are drawn as are needed, and those with
-    # contrast are taken first, in the order in which they were drawn.
-    drawn = _windows_of_discs(2 * width, window, channels, generator(seed, "input")).reshape(2 * width, -1)
-    has_no_contrast = np.ptp(drawn, axis=1) == 0
-    taken = np.argsort(has_no_contrast, kind="stable")[:width]
-    weights = contrast_normalised(drawn[taken]) @ whitening(window, channels)
+    # contrast are taken, in the order in which they were drawn. Of small grey windows more must be drawn.
+    draw = generator(seed, "input")
+    with_contrast = np.empty((0, task.form.dim))
+    while len(with_contrast) < width:
+        drawn = _windows_of_discs(2 * width, window, channels, draw).reshape(2 * width, -1)
+        with_contrast = np.concatenate([with_contrast, drawn[np.ptp(drawn, axis=1) > 0]])
+    weights = contrast_normalised(with_contrast[:width]) @ whitening(window, channels)
     return weights / np.linalg.norm(weights, axis=1, keepdims=True)
 
 

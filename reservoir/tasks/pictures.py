@@ -9,6 +9,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,11 @@ MAX_WINDOW_VALUES = 1024  # 200,000 windows, from which whitening is learnt, the
 
 # Files of images. Other decoders of Pillow are rarely used, and so rarely tested.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+FORMATS_OF_FRAMES = (
+    "WEBP",
+    "GIF",
+    "TIFF",
+)  # JPEG files may have several, too, but these are versions of one photo
 MAX_PIXELS = 2**26  # an image of 8,192 x 8,192 takes 200 MB in RGB
 
 # Sides of an image and of its patches in pixels, as in CIFAR-10, for backbones without patches of their own.
@@ -227,6 +233,19 @@ def decoded(stored: np.ndarray, where: str = "an image", *, rough: bool = False)
             foreground = upright.convert("RGBA")
             background = Image.new("RGBA", foreground.size, "white")
             return Image.alpha_composite(background, foreground).convert("RGB")
+
+
+def has_several_frames(path: Path) -> bool:
+    """Return whether a file has several pages or frames, of which `decoded` reads the first; False if it is damaged."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as in `decoded`
+            with Image.open(path, formats=FORMATS_OF_FRAMES) as image:
+                return getattr(image, "is_animated", False)  # looks for a second frame without decoding one
+    except Exception:  # Pillow has many; a damaged file is refused when it is decoded
+        return False
 
 
 def as_patches(x: np.ndarray) -> np.ndarray:

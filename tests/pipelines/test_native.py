@@ -21,8 +21,9 @@ import torch
 from PIL import Image
 from reservoir_pipelines import attention, extract, fit, predict, prepare, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.data.formats import read_new
+from reservoir_pipelines.data.formats import open_rows, read_new
 from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.extraction.extract import resolved_plan
 from reservoir_pipelines.prediction.load import open_readout
 from reservoir_pipelines.training.checkpoints import load_run
 from scipy.io import wavfile
@@ -31,6 +32,7 @@ from reservoir.errors import InputError
 from reservoir.fpt import FPT
 from reservoir.inputs.chat_template import ChatTemplate
 from reservoir.inputs.native import SoundReader
+from reservoir.options import ExtractOptions, OwnDataOptions
 from reservoir.plan.precision import BLOCK_ROWS
 from reservoir.tasks.pictures import decoded
 from reservoir.tasks.texts import texts_of
@@ -369,6 +371,30 @@ def test_a_photo_is_turned_and_what_is_transparent_is_white(tmp_path: Path):
     palette.putpalette([7, 7, 7, 8, 8, 8])
     palette.save(tmp_path / "clear.gif", transparency=0)
     assert np.asarray(decoded(bytes_of("clear.gif"))).tolist() == [[[255] * 3, [8] * 3]]
+
+
+def test_files_of_several_frames_are_counted(tmp_path: Path):
+    frames = [Image.fromarray(np.full((9, 8, 3), level, np.uint8)) for level in (0, 120, 250)]
+    class_folder = tmp_path / "one"
+    class_folder.mkdir()
+    for suffix in (".tif", ".gif", ".webp"):
+        frames[0].save(class_folder / f"one{suffix}")
+        frames[0].save(class_folder / f"several{suffix}", save_all=True, append_images=frames[1:])
+        (class_folder / f"damaged{suffix}").write_bytes((class_folder / f"several{suffix}").read_bytes()[:30])
+    frames[0].save(class_folder / "photo.jpg", "MPO", save_all=True, append_images=frames[1:])  # as of a camera
+    notes = open_rows(str(tmp_path), OwnDataOptions()).notes
+    assert "files with several pages or frames, of which the first is read: 3" in notes
+
+
+def test_a_vision_model_refuses_series_that_may_be_images(cache: Path, tmp_path: Path, refusal):
+    model = save_with_processor("vit", tmp_path / "vit", size={"height": 8, "width": 8})
+    x = np.random.default_rng(0).integers(0, 256, (20, 9, 8)).astype(np.uint8)
+    np.savez(tmp_path / "grey.npz", x=x, y=np.arange(20) % 2)
+    error = refusal("extract", tmp_path / "grey.npz", "--backbone", model)
+    assert "reads images, but x is read as series; pass --pixels 255" in error
+    for flags, is_native in (({"values": True}, False), ({"pixels": 255}, True)):
+        options = ExtractOptions(backbone=str(model), cache=cache, **flags)
+        assert (resolved_plan(str(tmp_path / "grey.npz"), options).reservoir.input == "native") is is_native
 
 
 def test_images_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, refusal, capfd):

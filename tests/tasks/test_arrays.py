@@ -239,8 +239,14 @@ def test_arrays_that_may_be_images_are_refused_or_read_as_the_user_says(tmp_path
     assert open_source(str(save(tmp_path / "a.npz", x=square, y=y)), values=True).task.form == Vectors(9)
     steps = save(tmp_path / "s.npz", x=square, y=RNG.integers(0, 2, (30, 9)))  # every step has a label
     assert open_source(str(steps)).task.labels_each_token
+    other_sides = save(tmp_path / "o.npz", x=square[:, :, :8], y=y)
+    (note,) = open_source(str(other_sides)).notes()
+    assert "9 steps of 8 channels; pass --pixels 255 if the rows are images of 9x8 pixels" in note
+    assert open_source(str(other_sides), values=True).notes() == []
+    assert open_source(str(other_sides), pixels=255).task.pictures == 32
     floats = np.repeat(square[..., None] / 255, 3, -1)
-    assert_refused(r"float64 values; give images as bytes \(uint8\)", save(tmp_path / "b.npz", x=floats, y=y))
+    remedy = r"give images as bytes \(uint8\).* --pixels 255 for grey ones that are not as high as wide"
+    assert_refused(f"float64 values; {remedy}", save(tmp_path / "b.npz", x=floats, y=y))
     assert_refused("height, width, 3", save(tmp_path / "c.npz", x=np.moveaxis(floats, -1, 1).astype(np.uint8), y=y))
     source = open_source(str(save(tmp_path / "images.npz", x=np.repeat(square[..., None], 3, -1), y=y)))
     for name in "bc":  # a readout of bytes reads bytes, and `predict` has no flag for others

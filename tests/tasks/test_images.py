@@ -15,7 +15,7 @@ from reservoir.inputs.input_layers import edges
 from reservoir.loaded_model import load_model
 from reservoir.pooling import find_pooling
 from reservoir.reservoir import Reservoir
-from reservoir.tasks import task_named
+from reservoir.tasks import Task, Vectors, task_named
 from reservoir.tasks.images import grey, read_pickle
 from reservoir.tasks.pictures import LEVELS, augmented, patches, whitened_windows, whitening
 from reservoir.tasks.rows import held_out
@@ -144,6 +144,14 @@ def test_edges_answer_strongly_to_few_windows():
         return np.mean((answers**4).mean(0) / (answers**2).mean(0) ** 2)
 
     assert kurtosis(weights) > 1.5 * kurtosis(directions)
+
+
+def test_small_grey_windows_have_edges_too():
+    task = Task(name="small", form=Vectors(9), max_tokens=9, classes=2, parameters={"window": 3, "stride": 1})
+    assert np.allclose(np.linalg.norm(edges(task, 64, seed=0), axis=1), 1)
+    recordings = replace(task, parameters={"window": 20, "step": 5})
+    with pytest.raises(InputError, match="no whitened windows of images"):
+        edges(recordings, 64, seed=0)
 
 
 def test_edges_need_windows_and_all_input_layers_are_equally_strong():

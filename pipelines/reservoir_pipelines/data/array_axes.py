@@ -10,7 +10,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.pictures import check_pillow
 from reservoir.tasks.task import Task
-from reservoir_pipelines.data.rows import IMAGE_NOTE, OR_PASS, Rows, Sequences
+from reservoir_pipelines.data.rows import IF_IMAGES, IMAGE_NOTE, OR_PASS, Rows, Sequences
 from reservoir_pipelines.data.values import MIN_SIDE, SAMPLE, read_pixel_rows, side_and_channels
 
 CHANNELS = (1, 3)
@@ -121,15 +121,16 @@ def _notes_on_axes(rows: Rows, options: OwnDataOptions) -> list[str]:
     sampled_rows = max(1, SAMPLE // (steps * channels))
     sample = rows.x[:sampled_rows]
     reading = f"x read as {steps:,} steps of {channels:,} channels"
-    # Square rows without negative values may be grey images. An infinite value is refused later, with its place.
-    may_be_images = steps == channels >= MIN_SIDE and sample.min() >= 0 and bool(np.isfinite(sample.max()))
+    # Bytes, and square rows without negative values, may be grey images. An infinite value is refused later, with its
+    # place.
+    has_sides = min(steps, channels) >= MIN_SIDE and (steps == channels or sample.dtype == np.uint8)
+    may_be_images = has_sides and sample.min() >= 0 and bool(np.isfinite(sample.max()))
+    offers = []
     if may_be_images and not _reads_sequences(rows, options):
-        return [
-            f"{reading}; pass --pixels {_suggested_white(sample)} if the rows are images of {steps}x{channels} pixels"
-        ]
+        offers.append(f"pass --pixels {_suggested_white(sample)} {IF_IMAGES} of {steps}x{channels} pixels")
     if channels_seem_first(sample):
-        return [f"{reading}; pass --channels-first if x is (rows, channels, steps)"]
-    return []
+        offers.append("pass --channels-first if x is (rows, channels, steps)")
+    return [f"{reading}; {', or '.join(offers)}"] if offers else []
 
 
 # ---- images
@@ -216,6 +217,7 @@ def _refuse_other_pixels(where: str, x: Sequences) -> None:
         remedy += f"{OR_PASS}channels-first for (rows, 3, height, width)"
     if not are_bytes:
         remedy += f"{OR_PASS}pixels 1 for pixels from 0 to 1"
+    remedy += f"{OR_PASS}pixels 255 for grey ones that are not as high as wide"
     raise InputError(f"{where}: x has the shape {x.shape} and holds {x.dtype} values", remedy)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.pictures import check_pillow, decoded
+from reservoir.tasks.pictures import check_pillow, decoded, has_several_frames
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import (
     FILES,
@@ -37,6 +37,9 @@ from reservoir_pipelines.data.table_labels import labels_from_table, padded_labe
 
 MAX_BYTES = 2**27
 """Largest file of an image, in bytes: the largest image that is read, of 2**26 pixels, rarely needs as many."""
+
+SUFFIXES_OF_FRAMES = (".webp", ".gif", ".tif", ".tiff")
+"""Suffixes of images that may have several pages or frames."""
 
 PIECE_ROWS = 64
 """Number of files that are in memory at a time."""
@@ -85,14 +88,23 @@ def image_rows(files: Sequence[Path], columns: Mapping[str, Any], bad: BadRows) 
     if bad.skip:
         bad.read_files(files, _check_image)
     readable = bad.readable()
+    readable_files = tuple(file for file, is_readable in zip(files, readable, strict=True) if is_readable)
     return Rows(
         x=ImageFiles(files, bad, readable, are_checked=bool(bad.skip)),
         **{name: array[readable] for name, array in columns.items()},
         holds="images",
         piece_rows=PIECE_ROWS,
-        files=tuple(file for file, is_readable in zip(files, readable, strict=True) if is_readable),
-        notes=(IMAGE_NOTE,),
+        files=readable_files,
+        notes=(*_notes_on_frames(readable_files), IMAGE_NOTE),
     )
+
+
+def _notes_on_frames(files: Sequence[Path]) -> list[str]:
+    """Return a note on the files of several pages or frames, of which only the first is read, if there are any."""
+    # Only files of formats that may have frames are opened, because opening all takes time.
+    may_have_frames = [file for file in files if file.suffix.lower() in SUFFIXES_OF_FRAMES]
+    count = sum(map(has_several_frames, may_have_frames))
+    return [f"files with several pages or frames, of which the first is read: {count:,}"] if count else []
 
 
 def stored_bytes(path: Path) -> np.ndarray:

@@ -35,6 +35,9 @@ UNUSED = {
 IMAGE_NOTE = f"without a vision model, images are read as {SIDE}x{SIDE} pixels, in {PATCHES} patches"
 """The note of every reader of images, which does not apply to a model with a processor of its own."""
 
+IF_IMAGES = "if the rows are images"
+"""Part of the note on series that may be images, which an extraction with a vision model refuses."""
+
 Skipped = dict[int, tuple[str | int | None, str]]
 """The rows of a source that cannot be read, by their numbers: the id, if rows have ids, and the reason."""
 

@@ -7,14 +7,16 @@ import numpy as np
 
 from reservoir.backbones import find_shape
 from reservoir.errors import InputError
+from reservoir.inputs.native import suits
 from reservoir.inputs.patch_units import PatchUnits, draw_units
 from reservoir.options import ExtractOptions
 from reservoir.plan.resolved import Plan, resolve
 from reservoir.random import generator
 from reservoir.raw_input import read_values
 from reservoir.reservoir import Reservoir
-from reservoir.tasks.pictures import Picture, joined
+from reservoir.tasks.pictures import SIDE, Picture, joined
 from reservoir.tasks.task import Task
+from reservoir_pipelines.data.rows import IF_IMAGES
 from reservoir_pipelines.preparation.prepared import Prepared, draw_rows
 
 LETTERS_OF_TOKEN = 4  # letters of a typical token, for an estimate of the number of tokens
@@ -63,8 +65,16 @@ def plan_of(
         return resolve(task, replace(options, limit=None), counts, longest=1)
     longest = int(prepared.split("train").lengths.max())
     if rows:
-        return resolve(task, replace(options, limit=None), rows, longest)
-    return resolve(task, options, prepared.rows, longest)
+        options = replace(options, limit=None)
+    plan = resolve(task, options, rows or prepared.rows, longest)
+    # A vision model would read series through a random map. If they may be images, few users mean that.
+    may_be_images = any(IF_IMAGES in note for note in prepared.notes)
+    if may_be_images and options.input is None and suits(replace(task, pictures=SIDE), plan.reservoir):
+        raise InputError(
+            f"{task.name}: {plan.reservoir.title} reads images, but x is read as series",
+            "pass --pixels 255 (1 for pixels from 0 to 1) to read images, or --values to read series",
+        )
+    return plan
 
 
 def _estimated_counts(prepared: Prepared, limit: int | None) -> dict[str, int]:
