@@ -195,6 +195,20 @@ def fitted(folder, values, **options):
     return path, fit(extracted(path), out=folder / "readout", **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"curve": "20,60"}, "--curve: forecasts have no learning curve"),
+        ({"control": True}, "--control: forecasts have"),
+    ],
+)
+def test_what_a_fit_of_forecasts_cannot_show_is_refused_before_the_fit(tmp_path, options, message):
+    features = extracted(write(tmp_path, series()))
+    with pytest.raises(InputError, match=message):
+        fit(features, columns="raw", out=tmp_path / "readout", **options)
+    assert not (tmp_path / "readout").exists()
+
+
 def test_overlapping_test_windows_count_once_for_each_stretch_of_forecast_steps(tmp_path, capsys):
     _, result = fitted(tmp_path, series(), columns="raw", alphas="10:10:1")
     windows = 40 - HORIZON + 1

@@ -1,6 +1,7 @@
 """Users' own data is identified by its content, flags name its columns, and rows may have no labels."""
 
 import json
+import shlex
 
 import numpy as np
 import pandas as pd
@@ -326,7 +327,8 @@ def test_fit_says_why_extract_refused_a_file(cache, tmp_path, refusal):
     for command in ("extract", "fit"):
         assert "all labels are the same ('north')" in refusal(command, tmp_path / "one.csv")
     path = table(tmp_path / "t.csv")
-    assert "run reservoir extract" in refusal("fit", path, "--label", "ward")
+    command = ["extract", path, "--init", "random", "--label", "ward", "--drop", "v0,v1"]
+    assert f"run {shlex.join(['reservoir', *command])} first" in refusal("fit", *command[1:])
 
 
 def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):

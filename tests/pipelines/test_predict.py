@@ -292,6 +292,41 @@ def test_predicting_the_file_of_the_fit_is_warned_about(tmp_path, capsys):
         assert message in err and ("fitted on" in err) == bool(message)
 
 
+def test_predicting_a_folder_of_the_fit_is_warned_about_unless_it_has_the_test_split(tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    for split, name, number in (("train", "a", 9), ("train", "b", 9), ("test", "a", 3), ("test", "b", 3)):
+        folder = tmp_path / "runs" / split / name
+        folder.mkdir(parents=True)
+        for run_number in range(number):
+            steps = draw.normal(size=(5, 2)) + 3 * (name == "b")
+            pd.DataFrame(steps, columns=["u", "v"]).to_csv(folder / f"{run_number}.csv", index=False)
+    extracted = extract(str(tmp_path / "runs"), cache=tmp_path / "cache", pool="mean", **SMALL)
+    fitted = fit(extracted, alphas="1:1:1", out=tmp_path / "readout").saved
+    for split, is_warned in (("train", True), ("test", False)):
+        capsys.readouterr()
+        assert run(["predict", str(fitted), str(tmp_path / "runs" / split)]) == 0
+        err = capsys.readouterr().err
+        assert "accuracy" in err
+        assert (f"{split}: the readout was fitted on rows of this folder" in err) == is_warned
+
+
+@pytest.mark.parametrize("name", ["", "Waves_TRAIN.ts", "Waves_TEST.ts"])
+def test_predicting_the_training_file_of_a_published_pair_is_warned_about(tmp_path, capsys, name):
+    x, y = rows()
+    folder = tmp_path / "Waves"
+    folder.mkdir()
+    for part, chosen in (("TRAIN", slice(0, 60)), ("TEST", slice(60, 80)), ("NEW", slice(60, 80))):
+        lines = [f"{','.join(map(str, row))}:{label}\n" for row, label in zip(x[chosen], y[chosen], strict=True)]
+        (folder / f"Waves_{part}.ts").write_text("@classLabel true low middle high\n@data\n" + "".join(lines))
+    extracted = extract(str(folder / name), cache=tmp_path / "cache", pool="mean", **SMALL)
+    fitted = fit(extracted, alphas="1:1:1", out=tmp_path / "readout").saved
+    for part, is_warned in (("TRAIN", True), ("TEST", False), ("NEW", False)):
+        capsys.readouterr()
+        assert run(["predict", str(fitted), str(folder / f"Waves_{part}.ts"), "--json"]) == 0
+        message = f"Waves_{part}.ts: the readout was fitted on rows of this file"
+        assert (message in capsys.readouterr().err) == is_warned
+
+
 def test_a_file_that_is_not_found_is_named_with_the_extraction_that_is_used(tmp_path, capsys, monkeypatch):
     x, y = rows()
     (tmp_path / "a b").mkdir()

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -284,7 +283,9 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled:
             f"{problem}, and there is no task or file {name!r}",
             f"give the path of your data, or a task{nearest(name, TASKS)}",
         )
-    raise InputError(problem, f"run reservoir extract {quote(name)} first")
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    command = typed("extract", [name], as_group(given, ExtractOptions))
+    raise InputError(problem, f"run {command} first")
 
 
 def _required_settings(flags: Mapping[str, Any]) -> dict[str, Any]:

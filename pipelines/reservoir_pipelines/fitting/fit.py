@@ -84,7 +84,7 @@ def fit_and_score(
     # All that selects gets ``known``, which has no test rows.
     known, task = data.known, data.task
     candidates = candidates_of_fit(known, options, every_column=every_column)
-    _check_probing(options, task, candidates.fitter.kind)
+    _check_extras(options, task, candidates.fitter.kind)
     # Make the folder of the results, so that a long fit does not fail at its end.
     arithmetic = _arithmetic(place)
     default_folder = known.folder(candidates.all_columns, options)
@@ -139,11 +139,16 @@ def check_options(options: FitOptions, task: Task, columns: Sequence[Column]) ->
     parse_curve(options)
     # Folds that the user names do not depend on the rows, whose numbers are not known yet.
     folds = 0 if options.select == "auto" else choose_folds(options, {})[0]
-    _check_probing(options, task, make_fitter(options, task.classes, folds, gap=gap_of(task)).kind)
+    _check_extras(options, task, make_fitter(options, task.classes, folds, gap=gap_of(task)).kind)
 
 
-def _check_probing(options: FitOptions, task: Task, kind: str) -> None:
-    """Raise `InputError` if an option of probing has no meaning for a task, or for a ``kind`` of readout."""
+def _check_extras(options: FitOptions, task: Task, kind: str) -> None:
+    """Raise `InputError` if a curve or an option of probing has no meaning for a task, or for a ``kind`` of readout."""
+    if options.curve and task.horizon:
+        raise InputError(
+            "--curve: forecasts have no learning curve, because their rows are ordered in time",
+            "remove the flag",
+        )
     if options.control and task.horizon:
         raise InputError("--control: forecasts have no control task", "remove the flag")
     if options.control and kind not in ("ridge", "logistic"):

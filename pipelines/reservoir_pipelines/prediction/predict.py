@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from reservoir.tasks.task import Task
 from reservoir.tasks.texts import UNKNOWN, shown, texts_of
 from reservoir_pipelines.data.columns import UNEQUAL_TIMES, listed
 from reservoir_pipelines.data.formats import encode_rows, read_new
+from reservoir_pipelines.data.labels import SPLIT_NAMES
 from reservoir_pipelines.data.rows import BadRows, RecordingSteps, Rows, Skipped
+from reservoir_pipelines.data.series import split_files
 from reservoir_pipelines.data.table_labels import labels_from_table
 from reservoir_pipelines.extraction.engine_folder import EngineFolder, is_engine_folder, request_files
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -266,13 +269,29 @@ def _warn(bundle: Bundle, file: Path, rows: Rows, *, reads_symbols: bool) -> Non
 
 
 def _warn_of_fitted_rows(bundle: Bundle, file: Path, rows: Rows) -> None:
-    """Print that the rows of a file have labels and are those of the fit, if they are."""
-    is_file_of_fit = bool(bundle.origin) and str(file.resolve()) == bundle.origin
-    if is_file_of_fit and rows.y is not None:
+    """Print that the rows of a file have labels and are those of the fit, if its path says so."""
+    has_rows_of_fit = bool(bundle.origin) and _was_fitted(file.resolve(), Path(bundle.origin))
+    if has_rows_of_fit and rows.y is not None:
         is_run = bool(bundle.parts[0].run)
         what, command = ("run was trained", "train") if is_run else ("readout was fitted", "fit")
         kind = "folder" if file.is_dir() else "file"
         notify(f"{file}: the {what} on rows of this {kind}; for new data trust the test score of {command}")
+
+
+def _was_fitted(file: Path, origin: Path) -> bool:
+    """Return whether a fit to the data at the path ``origin`` had rows of a file or folder that were not test rows.
+
+    Only paths are compared.
+    """
+    # A published pair, which its folder or either file stands for, is fitted on its training file alone. A folder that
+    # has changed since the fit may be refused.
+    with suppress(InputError):
+        if pair := split_files(origin):
+            return file == pair["train"].resolve()
+    # Of a folder, all but the folder of the test split may be fitted.
+    if origin in file.parents:
+        return SPLIT_NAMES.get(file.relative_to(origin).parts[0].lower()) != "test"
+    return file == origin
 
 
 def _truths_of_rows(file: Path, task: Task, rows: Rows) -> list[Any]:
