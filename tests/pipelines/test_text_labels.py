@@ -327,6 +327,14 @@ def test_predictions_are_those_of_the_extracted_features(fitted, model, tmp_path
         assert [(a.text, a.label, a.truth) for a in others] == [(a.text, a.label, None) for a in answers]
 
 
+@pytest.mark.parametrize("word", [None, 3, True])
+def test_new_rows_with_words_that_are_no_texts_are_named(word, fitted, tmp_path, refusal):
+    _, result, _ = fitted
+    path = tmp_path / "new.jsonl"
+    path.write_text(json.dumps({"tokens": ["a", word, "cat"]}) + "\n")
+    assert f"line 1: {word} in column 'tokens' is not a word;" in refusal("predict", result.saved, path)
+
+
 def test_the_command_writes_a_line_for_each_word(fitted, tmp_path, capsys):
     _, result, _ = fitted
     path = write_words(tmp_path / "new.jsonl", sentences(3, seed=1))

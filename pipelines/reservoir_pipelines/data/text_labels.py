@@ -47,8 +47,9 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
     cells = reading.table.frame[sequence].tolist()
     words_of_rows = [_words(cell) for cell in cells]
     _check_words(bad, words_of_rows, sequence)
+    # Rows with words that are no texts are bad, and are left out later.
     texts = [
-        cell if isinstance(cell, str) else " ".join(words)
+        cell if isinstance(cell, str) else " ".join(map(str, words))
         for cell, words in zip(cells, words_of_rows, strict=True)
     ]
     reading.arrays["x"] = np.array(texts, object)
@@ -75,9 +76,13 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
     reading.notes.append(f"the column {label!r} labels every word of {sequence!r}")
 
 
-def _check_words(bad: BadRows, words_of_rows: Sequence[Sequence[str]], sequence: str) -> None:
-    """Note rows of the column ``sequence`` as bad that have no words, or white space within a word."""
+def _check_words(bad: BadRows, words_of_rows: Sequence[Sequence[Any]], sequence: str) -> None:
+    """Note rows of the column ``sequence`` as bad that have no words, white space within a word, or other values."""
     for row, words in enumerate(words_of_rows):
+        others = [word for word in words if not isinstance(word, str)]
+        if others:
+            bad.add(row, f"{str(others[0])[:40]} in column {sequence!r} is not a word")
+            continue
         odd = next((word for word in words if WORD.fullmatch(word) is None), None)
         # Words of no-break spaces alone match `WORD`, but a text of such words counts as empty.
         is_empty = not "".join(words).strip()
@@ -91,7 +96,7 @@ def _check_words(bad: BadRows, words_of_rows: Sequence[Sequence[str]], sequence:
 
 def _check_label_counts(
     reading: TableArrays,
-    words_of_rows: Sequence[Sequence[str]],
+    words_of_rows: Sequence[Sequence[Any]],
     labels_of_rows: Sequence[Sequence[Any] | None],
     label: str,
 ) -> None:
@@ -176,11 +181,9 @@ def _problem(spans: list[Any], letters: int) -> str:
     return ""
 
 
-def _words(cell: Any) -> list[str]:
-    """Return a list of words, or the words of a text; an empty list for other cells."""
-    if isinstance(cell, str):
-        return WORD.findall(cell)
-    return [str(word) for word in cell] if isinstance(cell, list | np.ndarray) else []
+def _words(cell: Any) -> list[Any]:
+    """Return a list of words as it is, or the words of a text; an empty list for other cells."""
+    return WORD.findall(cell) if isinstance(cell, str) else _as_list(cell) or []
 
 
 def _as_list(cell: Any) -> list[Any] | None:
