@@ -1,5 +1,6 @@
 """Labels inside texts: of each word of a list of words, or of spans of letters; tokens get them in an extraction."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,11 +23,13 @@ WORD = re.compile(rf"[^{GAPS}\0]+")  # NUL ends a stored text
 
 
 def holds_word_lists(column: Any) -> bool:
-    """Return whether the cells of a column that are lists hold texts only, and there is at least one such text."""
+    """Return whether the cells of a column that are lists hold only texts and nulls, and there is at least one text."""
     if column.dtype != object:
         return False
-    lists = [cell for cell in column if isinstance(cell, list | np.ndarray) and len(cell)]
-    return bool(lists) and all(isinstance(word, str) for words in lists for word in words)
+    lists = [cell for cell in column if isinstance(cell, list | np.ndarray)]
+    # A null makes its own row bad, and no other.
+    kinds = {type(word) for words in lists for word in words if word is not None}
+    return bool(kinds) and all(issubclass(kind, str) for kind in kinds)
 
 
 def holds_spans(column: Any) -> bool:
@@ -97,18 +100,22 @@ def _check_words(bad: BadRows, words_of_rows: Sequence[Sequence[Any]], sequence:
 def _check_label_counts(
     reading: TableArrays,
     words_of_rows: Sequence[Sequence[Any]],
-    labels_of_rows: Sequence[Sequence[Any] | None],
+    labels_of_rows: list[list[Any] | None],
     label: str,
 ) -> None:
     """Note rows as bad that do not have a label for each word in the column ``label``.
 
-    The labels of a row are None if its cell is not a list; new rows may have none at all.
+    The labels of a row are None if its cell is not a list; new rows may have none at all, or nulls among them. In a
+    fit, the labels of a row become None if one of them is null, which would have another type than those of other rows.
     """
     for row, (words, labels_of_words) in enumerate(zip(words_of_rows, labels_of_rows, strict=True)):
         may_lack_labels = reading.is_new and labels_of_words is None
         count = 0 if labels_of_words is None else len(labels_of_words)
         if not may_lack_labels and count != len(words):
             reading.table.bad.add(row, f"{count} labels in column {label!r} for {len(words)} words")
+        elif not reading.is_new and any(map(_is_null, labels_of_words or [])):
+            reading.table.bad.add(row, f"a word without a label in column {label!r}")
+            labels_of_rows[row] = None
 
 
 def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[str, ...]:
@@ -189,6 +196,11 @@ def _words(cell: Any) -> list[Any]:
 def _as_list(cell: Any) -> list[Any] | None:
     """Return a cell that is a list, and None for others."""
     return list(cell) if isinstance(cell, list | np.ndarray) else None
+
+
+def _is_null(label: Any) -> bool:
+    """Return whether a label is null, which is NaN among the whole numbers of a Parquet file."""
+    return label is None or (isinstance(label, float) and math.isnan(label))
 
 
 def _objects(cells: list[Any]) -> np.ndarray:
