@@ -15,6 +15,7 @@ from reservoir_cache import FeatureStore, write_targets
 from reservoir_pipelines import compare, export_features, extract, fit, import_features, predict, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.data.conll import read as read_conll
+from reservoir_pipelines.data.table_rows import read as read_table_rows
 from reservoir_pipelines.extraction import entries
 from reservoir_pipelines.extraction.extract import find_entry, resolved_plan
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
@@ -327,6 +328,14 @@ def test_predictions_are_those_of_the_extracted_features(fitted, model, tmp_path
         assert [(a.text, a.label, a.truth) for a in others] == [(a.text, a.label, None) for a in answers]
 
 
+@pytest.mark.parametrize("word", [None, 3, True])
+def test_new_rows_with_words_that_are_no_texts_are_named(word, fitted, tmp_path, refusal):
+    _, result, _ = fitted
+    path = tmp_path / "new.jsonl"
+    path.write_text(json.dumps({"tokens": ["a", word, "cat"]}) + "\n")
+    assert f"line 1: {word} in column 'tokens' is not a word;" in refusal("predict", result.saved, path)
+
+
 def test_the_command_writes_a_line_for_each_word(fitted, tmp_path, capsys):
     _, result, _ = fitted
     path = write_words(tmp_path / "new.jsonl", sentences(3, seed=1))
@@ -529,6 +538,8 @@ def test_exported_rows_are_words(fitted, tmp_path):
         ({"tokens": ["a", ""], "ner_tags": ["O", "P"]}, "not a word without white space"),
         ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "1 labels in column 'ner_tags' for 2 words"),
         ({"tokens": [], "ner_tags": []}, "no words in column 'tokens'"),
+        ({"tokens": ["a", None], "ner_tags": ["O", "P"]}, "None in column 'tokens' is not a word"),
+        ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, "a word without a label in column 'ner_tags'"),
         ({"text": "a b", "spans": [{"start": 1, "end": 9, "label": "P"}]}, "not within the 3 letters"),
         ({"text": "a b", "spans": [{"start": 1, "label": "P"}]}, "is not a span with start, end, label"),
         ({"text": "a b", "spans": [{"start": 0, "end": 1, "label": None}]}, "has no label"),
@@ -542,6 +553,15 @@ def test_rows_that_do_not_fit_are_named(record, problem, tmp_path, cache, refusa
     path.write_text("".join(json.dumps(line) + "\n" for line in [*good, record]))
     message = refusal("extract", path)
     assert "line 21" in message and problem in message
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_nulls_among_words_and_labels_leave_out_their_own_rows_only(suffix, tmp_path):
+    rows = [(["a", "cat"], [1, 0]), (["a", None], [1, 0]), (["a", "cats"], [1, None]), (["dogs"], [2])]
+    path = write_words(tmp_path / f"nulls.{suffix}", rows)
+    read = read_table_rows(str(path), OwnDataOptions(skip_bad_rows=True))
+    assert read.x.texts == ["a cat", "dogs"] and read.y.tolist() == [[1, 0], [2, 0]] and read.y.dtype == np.int64
+    assert [*read.skipped] == [1, 2]
 
 
 def test_what_has_no_labels_of_words_is_refused(fitted, model, tmp_path, cache, refusal):

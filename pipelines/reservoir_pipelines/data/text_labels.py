@@ -1,5 +1,6 @@
 """Labels inside texts: of each word of a list of words, or of spans of letters; tokens get them in an extraction."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,11 +23,13 @@ WORD = re.compile(rf"[^{GAPS}\0]+")  # NUL ends a stored text
 
 
 def holds_word_lists(column: Any) -> bool:
-    """Return whether the cells of a column that are lists hold texts only, and there is at least one such text."""
+    """Return whether the cells of a column that are lists hold only texts and nulls, and there is at least one text."""
     if column.dtype != object:
         return False
-    lists = [cell for cell in column if isinstance(cell, list | np.ndarray) and len(cell)]
-    return bool(lists) and all(isinstance(word, str) for words in lists for word in words)
+    lists = [cell for cell in column if isinstance(cell, list | np.ndarray)]
+    # A null makes its own row bad, and no other.
+    kinds = {type(word) for words in lists for word in words if word is not None}
+    return bool(kinds) and all(issubclass(kind, str) for kind in kinds)
 
 
 def holds_spans(column: Any) -> bool:
@@ -47,8 +50,9 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
     cells = reading.table.frame[sequence].tolist()
     words_of_rows = [_words(cell) for cell in cells]
     _check_words(bad, words_of_rows, sequence)
+    # Rows with words that are no texts are bad, and are left out later.
     texts = [
-        cell if isinstance(cell, str) else " ".join(words)
+        cell if isinstance(cell, str) else " ".join(map(str, words))
         for cell, words in zip(cells, words_of_rows, strict=True)
     ]
     reading.arrays["x"] = np.array(texts, object)
@@ -75,9 +79,13 @@ def read_word_labels(reading: TableArrays, sequence: str) -> None:
     reading.notes.append(f"the column {label!r} labels every word of {sequence!r}")
 
 
-def _check_words(bad: BadRows, words_of_rows: Sequence[Sequence[str]], sequence: str) -> None:
-    """Note rows of the column ``sequence`` as bad that have no words, or white space within a word."""
+def _check_words(bad: BadRows, words_of_rows: Sequence[Sequence[Any]], sequence: str) -> None:
+    """Note rows of the column ``sequence`` as bad that have no words, white space within a word, or other values."""
     for row, words in enumerate(words_of_rows):
+        others = [word for word in words if not isinstance(word, str)]
+        if others:
+            bad.add(row, f"{str(others[0])[:40]} in column {sequence!r} is not a word")
+            continue
         odd = next((word for word in words if WORD.fullmatch(word) is None), None)
         # Words of no-break spaces alone match `WORD`, but a text of such words counts as empty.
         is_empty = not "".join(words).strip()
@@ -91,19 +99,23 @@ def _check_words(bad: BadRows, words_of_rows: Sequence[Sequence[str]], sequence:
 
 def _check_label_counts(
     reading: TableArrays,
-    words_of_rows: Sequence[Sequence[str]],
-    labels_of_rows: Sequence[Sequence[Any] | None],
+    words_of_rows: Sequence[Sequence[Any]],
+    labels_of_rows: list[list[Any] | None],
     label: str,
 ) -> None:
     """Note rows as bad that do not have a label for each word in the column ``label``.
 
-    The labels of a row are None if its cell is not a list; new rows may have none at all.
+    The labels of a row are None if its cell is not a list; new rows may have none at all, or nulls among them. In a
+    fit, the labels of a row become None if one of them is null, which would have another type than those of other rows.
     """
     for row, (words, labels_of_words) in enumerate(zip(words_of_rows, labels_of_rows, strict=True)):
         may_lack_labels = reading.is_new and labels_of_words is None
         count = 0 if labels_of_words is None else len(labels_of_words)
         if not may_lack_labels and count != len(words):
             reading.table.bad.add(row, f"{count} labels in column {label!r} for {len(words)} words")
+        elif not reading.is_new and any(map(_is_null, labels_of_words or [])):
+            reading.table.bad.add(row, f"a word without a label in column {label!r}")
+            labels_of_rows[row] = None
 
 
 def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[str, ...]:
@@ -176,16 +188,19 @@ def _problem(spans: list[Any], letters: int) -> str:
     return ""
 
 
-def _words(cell: Any) -> list[str]:
-    """Return a list of words, or the words of a text; an empty list for other cells."""
-    if isinstance(cell, str):
-        return WORD.findall(cell)
-    return [str(word) for word in cell] if isinstance(cell, list | np.ndarray) else []
+def _words(cell: Any) -> list[Any]:
+    """Return a list of words as it is, or the words of a text; an empty list for other cells."""
+    return WORD.findall(cell) if isinstance(cell, str) else _as_list(cell) or []
 
 
 def _as_list(cell: Any) -> list[Any] | None:
     """Return a cell that is a list, and None for others."""
     return list(cell) if isinstance(cell, list | np.ndarray) else None
+
+
+def _is_null(label: Any) -> bool:
+    """Return whether a label is null, which is NaN among the whole numbers of a Parquet file."""
+    return label is None or (isinstance(label, float) and math.isnan(label))
 
 
 def _objects(cells: list[Any]) -> np.ndarray:
