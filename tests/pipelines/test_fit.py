@@ -235,10 +235,11 @@ def test_cross_validation_uses_every_row_that_is_not_test(extracted, tmp_path):
     assert fit(extracted, select="cv5", columns="final/mean", alphas="1e0:1e2:3", out=tmp_path).table == first.table
 
 
-def test_a_learning_curve_ends_at_the_score_of_the_fit_on_all_rows(extracted, tmp_path, painted):
+def test_a_learning_curve_ends_at_the_score_of_the_fit_on_all_rows(extracted, tmp_path, painted, capsys):
     settings = {"alphas": "1e-1:1e4:6", "select": "valid", "curve": "30,100,300,9999", "out": tmp_path}
     done = fit(extracted, columns="final/mean", **settings)
     assert [point.rows for point in done.curve] == [30, 100, 300]
+    assert "--curve 30,100,300,9999: the curve ends at all 300 training rows" in capsys.readouterr().err
     few, _, whole = done.curve
     assert whole.valid_range == (done.best.valid_score,) * 2 and whole.valid_score == done.best.valid_score
     assert whole.test_range == (done.best.test_score,) * 2
@@ -246,6 +247,7 @@ def test_a_learning_curve_ends_at_the_score_of_the_fit_on_all_rows(extracted, tm
     assert few.test_range[0] < few.test_score < few.test_range[1]  # each draw has other rows
     assert (tmp_path / "curve.png").stat().st_size > 1000
     (samples,) = fit(extracted, columns="final/mean", **{**settings, "curve": "30"}).curve  # not from moments
+    assert "the curve ends" not in capsys.readouterr().err
     assert samples.test_score == pytest.approx(few.test_score, abs=0.01)
 
 

@@ -25,6 +25,7 @@ from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.sklearn_fitter import EstimatorFitter
 from reservoir_pipelines.fitting.source import EntrySource
+from reservoir_pipelines.output import count_text
 
 # In a race, all columns are fitted to some of the rows, and only the best third to all rows.
 RACED_COLUMNS = 4  # number of default columns from which a race saves time
@@ -256,6 +257,13 @@ def parse_curve(options: FitOptions) -> tuple[int, ...]:
     if min(sizes) < 1:
         raise InputError(f"--curve {curve}: give positive numbers of rows")
     return sizes
+
+
+def curve_notes(options: FitOptions, train_rows: int) -> list[str]:
+    """Return a note that the learning curve ends at all training rows, if the user asks for more than there are."""
+    if not options.curve or max(parse_curve(options)) <= train_rows:
+        return []
+    return [f"--curve {options.curve}: the curve ends at all {count_text(train_rows, 'training row')}"]
 
 
 def _race_saves_time(sources: Sequence[EntrySource], train_rows: int) -> bool:

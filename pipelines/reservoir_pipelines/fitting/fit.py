@@ -28,6 +28,7 @@ from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
 from reservoir_pipelines.fitting.candidates import (
     candidates_of_fit,
+    curve_notes,
     gap_of,
     make_fitter,
     named_columns,
@@ -92,6 +93,7 @@ def fit_and_score(
     with writing(folder):
         make_folder(folder)
     announce(known, candidates)
+    notify(*curve_notes(options, known.rows["train"]))
     with products_on(arithmetic), _within_memory(arithmetic):
         # Choose readouts, and fit them to all rows that may be used.
         selection = select(known, candidates, fit_baselines)
