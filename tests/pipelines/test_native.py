@@ -703,6 +703,8 @@ def test_spans_name_the_tokens_that_are_pooled(cache, tmp_path, capfd):
         ([{"text": "a cat", "a": 2, "b": 9, "label": 0}], ["--span", "a,b"], "not a span"),
         ([{"text": "a cat", "a": 3, "b": 3, "label": 0}], ["--span", "a,b"], "not a span"),
         ([{"text": "a cat", "a": 0, "label": 0}], ["--span", "a,b"], "(--span)"),
+        ([{"text": "a cat", "span": [True, 2], "label": 0}], [], "True, 2] is not a span"),
+        ([{"text": "a", "span": s, "label": 0} for s in ([0, 1], "0,1")], [], "0,1 is not a span"),
         ([{"text": "a \ufdd0cat", "span": [0, 1], "label": 0}], [], "U+FDD0"),
     ],
 )

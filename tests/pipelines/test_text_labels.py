@@ -564,6 +564,21 @@ def test_nulls_among_words_and_labels_leave_out_their_own_rows_only(suffix, tmp_
     assert [*read.skipped] == [1, 2]
 
 
+def test_texts_whose_spans_overlap_with_different_labels_are_counted(tmp_path):
+    path = tmp_path / "spans.jsonl"
+    spans_of_rows = [[(0, 3, "P"), (2, 5, "Q")], [(0, 3, "P"), (2, 5, "P")], [(0, 2, "P"), (2, 5, "Q")]]
+    records = [
+        {"text": "a cat", "spans": [dict(zip(("start", "end", "label"), span, strict=True)) for span in spans]}
+        for spans in spans_of_rows
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    read = read_table_rows(str(path), OwnDataOptions())
+    assert [read.class_names[number] for number in read.y[0]] == ["P", "P", "Q", "Q", "Q"]
+    assert "texts with spans of different labels that overlap: 1; the last span counts" in read.notes
+    path.write_text("".join(json.dumps(record) + "\n" for record in records[1:]))
+    assert not any("overlap" in note for note in read_table_rows(str(path), OwnDataOptions()).notes)
+
+
 def test_what_has_no_labels_of_words_is_refused(fitted, model, tmp_path, cache, refusal):
     _, result, path = fitted
     assert "read text by its own tokenizer" in refusal("extract", path, "--input", "gaussian")

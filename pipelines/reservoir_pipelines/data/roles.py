@@ -276,12 +276,10 @@ def _refuse_words_beside_text(
 
 
 def _holds_span_lists(column: Any) -> bool:
-    """Return whether the filled cells of a column are lists, or texts of lists, as those of spans are."""
+    """Return whether a cell of a column is a list, or all filled ones are texts of lists, as those of spans are."""
     cells = filled(column).tolist()
-    return all(
-        isinstance(cell, list | np.ndarray) or (isinstance(cell, str) and cell.lstrip().startswith("["))
-        for cell in cells
-    )
+    has_lists = any(isinstance(cell, list | np.ndarray) for cell in cells)  # other cells are bad rows
+    return has_lists or all(isinstance(cell, str) and cell.lstrip().startswith("[") for cell in cells)
 
 
 def _refuse_forgotten_label(table: Table, roles: Roles, options: OwnDataOptions) -> None:

@@ -93,8 +93,10 @@ def _bounds(cells: Sequence[Any]) -> tuple[int, int] | None:
         if isinstance(values, str):
             with suppress(ValueError, RecursionError):
                 values = json.loads(values)
-    # Tables may hold whole numbers as floats or as texts.
+    # Tables may hold whole numbers as floats or as texts. Python takes true and false for integers.
     with suppress(TypeError, ValueError, OverflowError):
+        if any(isinstance(value, bool | np.bool_) for value in values):
+            return None
         start, end = (float(value) for value in values)
         if start.is_integer() and end.is_integer():
             return int(start), int(end)

@@ -137,10 +137,16 @@ def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[s
     # the labels in it.
     lengths = [len(text) for text in texts]
     check_padding(f"{bad.where}, column {sequence!r}", np.array(lengths), np.dtype(np.int32).itemsize)
-    y = np.full((len(texts), max(lengths)), number_of_class[OUTSIDE], np.int32)
+    outside = number_of_class[OUTSIDE]
+    y = np.full((len(texts), max(lengths)), outside, np.int32)
+    rows_with_overlap = set()
     for row, spans in enumerate(spans_of_rows):
         for span in spans or []:
-            y[row, span["start"] : span["end"]] = number_of_class[str(span["label"])]
+            number = number_of_class[str(span["label"])]
+            letters = y[row, span["start"] : span["end"]]
+            if not np.isin(letters, [outside, number]).all():
+                rows_with_overlap.add(row)
+            letters[:] = number
     if reading.is_new:
         names_of_letters = [
             None if spans is None else [classes[number] for number in y[row, : lengths[row]]]
@@ -152,6 +158,10 @@ def read_span_labels(reading: TableArrays, label: str, sequence: str) -> tuple[s
     reading.notes.append(
         f"the column {label!r} labels spans of {sequence!r}; other letters have the class {OUTSIDE!r}"
     )
+    if rows_with_overlap:
+        reading.notes.append(
+            f"texts with spans of different labels that overlap: {len(rows_with_overlap):,}; the last span counts"
+        )
     return classes
 
 
