@@ -270,7 +270,9 @@ def _warn(bundle: Bundle, file: Path, rows: Rows, *, reads_symbols: bool) -> Non
 
 def _warn_of_fitted_rows(bundle: Bundle, file: Path, rows: Rows) -> None:
     """Print that the rows of a file have labels and are those of the fit, if its path says so."""
-    has_rows_of_fit = bool(bundle.origin) and _was_fitted(file.resolve(), Path(bundle.origin))
+    # The origin is only a note, which an edited file may hold in another form.
+    has_origin = isinstance(bundle.origin, str) and bool(bundle.origin)
+    has_rows_of_fit = has_origin and _was_fitted(file.resolve(), Path(bundle.origin))
     if has_rows_of_fit and rows.y is not None:
         is_run = bool(bundle.parts[0].run)
         what, command = ("run was trained", "train") if is_run else ("readout was fitted", "fit")
