@@ -132,13 +132,19 @@ class SplitFeatures:
         return out
 
     def gather(self, column: str, rows: NDArray[np.integer]) -> NDArray[np.float32]:
-        """Return some rows of a column, (len(rows), tokens, width), in the order of ``rows``."""
+        """Return some rows of a column, (len(rows), tokens, width), in the order of ``rows``.
+
+        Negative numbers and masks mean what they mean to NumPy, and a row that does not exist raises its IndexError.
+        """
         self._require_column(column)
         shape = self.shape(column)
         layout = self._entry.layout
-        out = np.empty((len(rows), *shape), np.float32)
         if not len(rows):
-            return out
+            return np.empty((0, *shape), np.float32)
+        rows = np.arange(self.rows)[
+            rows
+        ]  # without this, bytes behind the column would be read for a row past its end
+        out = np.empty((len(rows), *shape), np.float32)
         # Sort the positions in `rows` by block, and cut them where the block changes, so that each block is read once.
         blocks = rows // layout.block_rows
         order = np.argsort(blocks, kind="stable")

@@ -35,11 +35,8 @@ MAX_WINDOW_VALUES = 1024  # 200,000 windows, from which whitening is learnt, the
 
 # Files of images. Other decoders of Pillow are rarely used, and so rarely tested.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-FORMATS_OF_FRAMES = (
-    "WEBP",
-    "GIF",
-    "TIFF",
-)  # JPEG files may have several, too, but these are versions of one photo
+# Those of several frames or pages. JPEG files may have several, too, but these are versions of one photo.
+FORMATS_OF_FRAMES = ("WEBP", "GIF", "TIFF")
 MAX_PIXELS = 2**26  # an image of 8,192 x 8,192 takes 200 MB in RGB
 
 # Sides of an image and of its patches in pixels, as in CIFAR-10, for backbones without patches of their own.

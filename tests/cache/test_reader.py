@@ -305,6 +305,19 @@ def test_a_missing_row_is_an_index_error(grouped, index):
         FeatureStore(grouped[0])["train"]["final/all"][index]
 
 
+def test_gathered_rows_follow_the_rules_of_numpy(grouped):
+    split = FeatureStore(grouped[0])["train"]
+    whole = split.read("final/all")  # verifies the column, after which single rows are read without the others
+    mask = np.arange(split.rows) % 7 == 3
+    for rows in (np.array([3, -1, 70]), [40, 3], mask, np.array([], int), []):
+        np.testing.assert_array_equal(
+            split.gather("final/all", rows), whole[np.asarray(rows, None if len(rows) else int)]
+        )
+    for missing in (split.rows, 10**6, -split.rows - 1):
+        with pytest.raises(IndexError):
+            split.gather("final/all", np.array([0, missing]))
+
+
 def test_torch_reads_a_column_once_or_says_how(grouped):
     column = FeatureStore(grouped[0])["train"]["final/all"]
     expected = torch.from_numpy(column[:])

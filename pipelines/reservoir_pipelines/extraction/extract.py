@@ -283,8 +283,8 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled:
             f"{problem}, and there is no task or file {name!r}",
             f"give the path of your data, or a task{nearest(name, TASKS)}",
         )
-    given = {flag: value for flag, value in flags.items() if value is not None}
-    command = typed("extract", [name], as_group(given, ExtractOptions))
+    set_flags = {flag: value for flag, value in flags.items() if value is not None}
+    command = typed("extract", [name], as_group(set_flags, ExtractOptions))
     raise InputError(problem, f"run {command} first")
 
 

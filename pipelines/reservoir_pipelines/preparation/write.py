@@ -98,7 +98,8 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
         hashes: dict[str, np.ndarray] = {}
         if source.task.name not in TASKS:
             hashes["exact"] = _hashes(_contents(split.x, lengths))
-            hashes["near"] = _hashes(_near_contents(source.task, split.x, lengths))
+            near_contents = _near_contents(source.task, split.x, lengths)
+            hashes["near"] = hashes["exact"] if near_contents is None else _hashes(near_contents)
         records.append(
             {
                 "split": name,
@@ -206,22 +207,25 @@ def _contents(x: np.ndarray, lengths: np.ndarray) -> Iterator[bytes]:
     return (row.tobytes() + length.tobytes() for row, length in zip(x, lengths, strict=True))
 
 
-def _near_contents(task: Task, x: np.ndarray, lengths: np.ndarray) -> Iterator[bytes]:
-    """Yield what a sequence shares with copies in other writing: texts by `_near_texts`, values by `_rounded`.
+def _near_contents(task: Task, x: np.ndarray, lengths: np.ndarray) -> Iterator[bytes] | None:
+    """Return what each sequence shares with copies in other writing: texts by `_near_texts`, values by `_rounded`.
 
-    Other sequences, such as symbols, images and the windows of a forecast, are yielded as `_contents` does.
+    Other sequences, such as symbols, images and the windows of a forecast, have no near copies: None.
     """
     if are_words(task.alphabet):
-        yield from (text.encode("utf-8", "surrogatepass") for text in _near_texts(x, lengths))
-    elif x.dtype.kind != "f" or task.horizon:
-        yield from _contents(x, lengths)
-    else:
-        values = x.reshape(len(x), -1)
-        step = max(1, VALUES_AT_A_TIME // values.shape[1])
-        for rows in (slice(low, low + step) for low in range(0, len(x), step)):
-            rounded = _rounded(values[rows])
-            changes = (np.diff(rounded, axis=1) != 0).sum(axis=1, keepdims=True)
-            yield from _contents(np.where(changes < MIN_CHANGES, values[rows], rounded), lengths[rows])
+        return (text.encode("utf-8", "surrogatepass") for text in _near_texts(x, lengths))
+    if x.dtype.kind != "f" or task.horizon:
+        return None
+    return _rounded_contents(x.reshape(len(x), -1), lengths)
+
+
+def _rounded_contents(values: np.ndarray, lengths: np.ndarray) -> Iterator[bytes]:
+    """Yield each row of values (rows, values), rounded if it changes often enough, and its length."""
+    step = max(1, VALUES_AT_A_TIME // values.shape[1])
+    for rows in (slice(low, low + step) for low in range(0, len(values), step)):
+        rounded = _rounded(values[rows])
+        changes = (np.diff(rounded, axis=1) != 0).sum(axis=1, keepdims=True)
+        yield from _contents(np.where(changes < MIN_CHANGES, values[rows], rounded), lengths[rows])
 
 
 def _near_texts(codes: np.ndarray, lengths: np.ndarray) -> Iterator[str]:
