@@ -321,7 +321,8 @@ def test_values_beyond_float16_are_refused_with_layer_and_row(small, cache, monk
             yield {name: values * 1e6 for name, values in pooled.items()}
 
     monkeypatch.setattr(FPT, "pooled_layers", huge)
-    with pytest.raises(CacheError, match=r"^train, row \d+, column embed/.*--store"):
+    # All splits overflow, and threads write them, so that any of them may be the one that is named.
+    with pytest.raises(CacheError, match=r"^(train|valid|test), row \d+, column embed/.*--store"):
         small(layers="embed", pool="last")
     assert list_entries(cache) == []  # an entry without features would be the last one of the task
     assert np.isfinite(small(layers="embed", pool="last", store="float32")["train"]["embed/last"]).all()
