@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from reservoir_cache.errors import CacheError
@@ -261,8 +262,11 @@ class Entry:
 
     @property
     def repair_command(self) -> str:
-        """The end of a message about damage: the commands that repair the entry."""
-        return f"run 'reservoir cache repair {self.key[:16]}', then the same {self.command} again"
+        """The end of a message about damage: the commands that repair the entry.
+
+        The entry is named by its folder, because a key would be searched for in the cache that the command is given.
+        """
+        return f"run reservoir cache repair {quote(str(self.path))}, then the same {self.command} again"
 
     @property
     def splits(self) -> list[str]:

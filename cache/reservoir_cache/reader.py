@@ -461,7 +461,15 @@ class FeatureColumn(NDArrayOperatorsMixin):
         return np.empty(0).__dlpack_device__()
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Return what NumPy's function, such as that of an operator, returns for the arrays of columns."""
+        """Return what NumPy's function, such as that of an operator, returns for the arrays of columns.
+
+        Raises
+        ------
+        TypeError
+            If a column of the cache is to hold the result, as in ``column -= 1``.
+        """
+        if any(isinstance(output, FeatureColumn) for output in kwargs.get("out", ())):
+            raise TypeError("a cached column cannot be changed; change a copy of it: column[:]")
         arrays = [
             np.asarray(operand) if isinstance(operand, FeatureColumn) else operand for operand in inputs
         ]

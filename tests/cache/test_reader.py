@@ -112,7 +112,7 @@ def test_a_missing_file_or_another_size_is_found_on_opening(full, file, damage):
         path.unlink()
     else:
         os.truncate(path, path.stat().st_size + (1 if damage == "longer" else -1))
-    with pytest.raises(CacheError, match=rf"{path.name}.*reservoir cache repair {full.key[:16]}"):
+    with pytest.raises(CacheError, match=rf"{path.name}.*reservoir cache repair {full.path}"):
         FeatureStore(full)["train"]
     assert FeatureStore(full)["test"].rows == 4
     assert full.missing("train", ["final/last"]) == ({} if "targets" in file else {1: ("final/last",)})
@@ -325,6 +325,15 @@ def test_torch_reads_a_column_once_or_says_how(grouped):
         assert torch.equal(read(column), expected)
     with pytest.raises(TypeError, match=r"got FeatureColumn; read it with \[:\]"):
         torch.from_numpy(column)
+
+
+def test_a_column_is_not_changed_in_place(grouped):
+    column = FeatureStore(grouped[0])["train"]["final/all"]
+    with pytest.raises(TypeError, match="cannot be changed"):
+        column -= 1
+    array = np.zeros(column.shape)
+    array += column
+    np.testing.assert_array_equal(array, column[:])
 
 
 def test_rows_are_gathered_without_reading_the_others(grouped, monkeypatch):

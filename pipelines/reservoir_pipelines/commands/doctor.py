@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -103,12 +104,11 @@ def _findings_of_entries(root: Path) -> Iterator[Finding]:
     for problem in store.broken_entries(root):
         yield Finding("entry", f"{problem.path}: {problem.what}", problem.repair)
     for summary in summaries:
-        key = summary.entry.key[:16]
+        # Named by its folder, which every cache command accepts, whatever cache it is given.
+        folder = quote(str(summary.entry.path))
         if summary.fault:
-            yield Finding("entry", summary.fault, f"reservoir cache repair {key}")
+            yield Finding("entry", summary.fault, f"reservoir cache repair {folder}")
         elif not summary.finished:
             state = f"{summary.entry.path.name}: {summary.blocks_done} of {summary.blocks} blocks"
-            remedy = (
-                f"run the same {summary.entry.command} again to continue, or reservoir cache remove {key}"
-            )
+            remedy = f"run the same {summary.entry.command} again to continue, or reservoir cache remove {folder}"
             yield Finding("entry", state, remedy)
