@@ -141,9 +141,8 @@ class SplitFeatures:
         layout = self._entry.layout
         if not len(rows):
             return np.empty((0, *shape), np.float32)
-        rows = np.arange(self.rows)[
-            rows
-        ]  # without this, bytes behind the column would be read for a row past its end
+        # Without this, bytes behind the column would be read for a row past its end.
+        rows = np.arange(self.rows)[rows]
         out = np.empty((len(rows), *shape), np.float32)
         # Sort the positions in `rows` by block, and cut them where the block changes, so that each block is read once.
         blocks = rows // layout.block_rows
@@ -168,13 +167,16 @@ class SplitFeatures:
         return (self.block(column, block) for block in range(len(self._ranges)))
 
     def block(self, column: str, block: int) -> NDArray[np.float32]:
-        """Return one block of a column, (rows, tokens, width)."""
-        return self._decode(self._encoded(block, column))
+        """Return one block of a column, (rows, tokens, width); `IndexError` if the split has fewer blocks."""
+        return self._decode(self.stored(column, block))
 
     def stored(self, column: str, block: int) -> Encoded:
-        """Return one block of a column as it is stored; every `offset_rows` consecutive rows share an offset."""
+        """Return one block of a column as it is stored; every `offset_rows` consecutive rows share an offset.
+
+        Raises `IndexError` if the split has fewer blocks.
+        """
         self._require_column(column)
-        return self._encoded(block, column)
+        return self._encoded(range(len(self._ranges))[block], column)
 
     @property
     def offset_rows(self) -> int:

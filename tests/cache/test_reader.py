@@ -327,6 +327,16 @@ def test_torch_reads_a_column_once_or_says_how(grouped):
         torch.from_numpy(column)
 
 
+def test_blocks_follow_the_rules_of_a_list(grouped):
+    split = FeatureStore(grouped[0])["train"]
+    blocks = list(split.blocks("final/all"))
+    np.testing.assert_array_equal(split.block("final/all", -1), blocks[-1])
+    with pytest.raises(IndexError):
+        split.block("final/all", len(blocks))
+    with pytest.raises(CacheError, match="no column final/none"):
+        split.block("final/none", 0)
+
+
 def test_a_column_is_not_changed_in_place(grouped):
     column = FeatureStore(grouped[0])["train"]["final/all"]
     with pytest.raises(TypeError, match="cannot be changed"):
