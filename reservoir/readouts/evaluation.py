@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 
 from reservoir.file_checks import fits, from_json
 from reservoir.readouts.kernel_ridge import KernelReadout
-from reservoir.readouts.linear import LinearReadout, Readout
+from reservoir.readouts.linear import LinearReadout, Readout, divisors_of_outputs
 
 # With fewer rows or groups, no sign flip can reach p < .05: the smallest p-value of five is 2 / 2**5.
 MIN_UNITS = 6
@@ -312,8 +312,7 @@ def evaluate_values(
             scores[f"R²_of_label_{number}"] = r2_score(targets, values) if len(y) > 1 else r2
             scores[f"rmse_of_label_{number}"] = root_mean_squared_error(targets, values)
     # In variances of each output, as in R², so that an output with large values does not outweigh the others.
-    variance = y.var(axis=0)
-    squared_errors = np.square(y - predicted) / np.where(variance > 0, variance, 1.0)
+    squared_errors = np.square(y - predicted) / divisors_of_outputs(y)
     return Evaluation(
         samples=len(y),
         scores={name: float(score) for name, score in scores.items()},

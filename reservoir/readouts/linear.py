@@ -25,6 +25,16 @@ LOG_TEMPERATURE_TOLERANCE = 1e-9  # of the last Newton step
 MAX_NEWTON_STEPS = 60  # bisection alone needs 34 for this tolerance
 
 
+def divisors_of_outputs(y: np.ndarray) -> np.ndarray:
+    """Return what divides the squared errors of each output, (outputs,), for targets ``y`` (n, outputs).
+
+    It is the variance of the output, as in R². An output that is constant in these rows has no R², and its errors count
+    as nothing beside those of others, whatever their unit. If all outputs are constant, their errors are not scaled.
+    """
+    variance = y.var(axis=0, dtype=np.float64)
+    return np.where(variance > 0, variance, np.inf if variance.any() else 1.0)
+
+
 @dataclass(frozen=True, eq=False)
 class RereadableBlocks:
     """A stream of blocks that restarts with each iteration: ``make(*arguments)`` returns a new iterator."""
@@ -108,9 +118,7 @@ class Targets:
         if self.classes:
             scores_of_samples = (self.predict(scores) == y).mean(axis=1)
         else:
-            variance = y.var(axis=0, dtype=np.float64)
-            divisor = np.where(variance > 0, variance, 1.0)  # errors of a constant output are not scaled
-            scores_of_samples = -(np.square(scores - y) / divisor).mean(axis=1)
+            scores_of_samples = -(np.square(scores - y) / divisors_of_outputs(y)).mean(axis=1)
         all_weights = weights
         if self.class_weights is not None:
             labels = y[:, 0].astype(np.int64)  # there are class weights only if there is a single output

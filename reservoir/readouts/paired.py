@@ -56,7 +56,7 @@ def paired_difference(
         # A column for each class that occurs, whose ratio of sums is the difference of the recalls.
         is_class = y == np.unique(y)
         gain, spread = gain * is_class, spread * is_class
-    # A constant output has no R².
+    # A constant output has no R², and counts as 0 in the mean over outputs, as in scikit-learn.
     varies = spread.sum(axis=0) > 0
     if not varies.any():
         return Difference(value=0.0, interval=None, p_value=p_value)
@@ -65,17 +65,17 @@ def paired_difference(
     gains, spreads = np.zeros((2, unit_of_sample.max() + 1, int(varies.sum())))
     np.add.at(gains, unit_of_sample, gain[:, varies])
     np.add.at(spreads, unit_of_sample, spread[:, varies])
-    # The difference is a ratio of sums for each output, and the mean of these ratios.
+    # The difference is a ratio of sums for each output, and the mean of these ratios over all outputs.
     total_spread = spreads.sum(axis=0)
     ratios = gains.sum(axis=0) / total_spread
-    value = float(ratios.mean())
+    value = float(ratios.sum()) / len(varies)
     # With one label per unit, both readouts, one of them or none is right.
     one_label_per_unit = set(np.unique(gains)) <= {-1.0, 0.0, 1.0} and (spreads == 1).all()
     if first.classes and one_label_per_unit:
         interval = paired_interval(int((gains > 0).sum()), int((gains < 0).sum()), len(gains))
     else:
         # Both numerator and denominator of a ratio of sums over units vary: linearisation, as for survey data.
-        influences = ((gains - ratios * spreads) / total_spread).mean(axis=1)
+        influences = ((gains - ratios * spreads) / total_spread).sum(axis=1) / len(varies)
         interval = _student_interval(value, influences)
     return Difference(value=value, interval=interval, p_value=p_value)
 

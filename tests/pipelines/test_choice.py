@@ -28,7 +28,7 @@ from reservoir_pipelines.fitting.kernel_fitter import KernelFitter
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.refit import refit_all
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.select import better_baseline, choose_fit, fit_columns, select
+from reservoir_pipelines.fitting.select import _valid_error, better_baseline, choose_fit, fit_columns, select
 from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError, held_out_units
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
 from reservoir_pipelines.fitting.verdicts import raw_choice_notes
@@ -72,6 +72,19 @@ def test_a_baseline_or_another_column_is_chosen_only_if_it_is_clearly_better():
     assert choose_fit([ours, slightly], rows, default=parse_columns("a+b")) is ours
     assert choose_fit([ours, slightly], rows) is slightly
     assert choose_fit([ours, clearly], rows, default=parse_columns("a+b")) is clearly
+
+
+@pytest.mark.parametrize("rows", [11, 12, 30, 32, 40, 100, 120, 200, 1000])
+def test_a_single_row_is_no_evidence_for_any_number_of_rows(rows):
+    numbers = np.arange(rows)
+    assert better_baseline(fit_of("a", numbers > 1), [fit_of("raw", numbers > 0)], numbers) is None
+
+
+def test_an_accuracy_of_one_is_known_to_one_row():
+    fit_of_120_rows = fit_of("a", np.ones(120))
+    assert _valid_error(fit_of_120_rows, np.arange(120), has_classes=True) == pytest.approx(1 / 120)
+    assert _valid_error(fit_of_120_rows, np.arange(120) // 10, has_classes=True) == pytest.approx(1 / 12)
+    assert _valid_error(fit_of_120_rows, np.arange(120), has_classes=False) == 0
 
 
 def test_folds_choose_only_if_they_can_hold_out_most_classes():

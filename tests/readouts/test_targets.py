@@ -401,6 +401,18 @@ def test_the_difference_of_r2_has_the_interval_of_a_bootstrap(outputs, groups):
     np.testing.assert_allclose((low, high), expected, atol=0.15 * np.ptp(expected))
 
 
+def test_an_output_that_is_constant_on_the_test_rows_decides_nothing():
+    draw = np.random.default_rng(2)
+    y = np.column_stack([draw.normal(size=40), np.full(40, 3000.0)])
+    good = y + np.column_stack([0.2 * draw.normal(size=40), 150 * draw.normal(size=40)])
+    poor = y + np.column_stack([1.0 * draw.normal(size=40), 1 * draw.normal(size=40)])
+    first, second = evaluate_values(y, good), evaluate_values(y, poor)
+    difference = paired_difference((first, second), y, (good, poor), np.arange(40))
+    assert difference.value == pytest.approx(metrics.r2_score(y, good) - metrics.r2_score(y, poor))
+    assert difference.interval[0] > 0
+    assert verdict_of_difference(first, second, difference.p_value) == "adds"
+
+
 def test_the_difference_of_accuracies_over_groups_has_the_interval_of_a_bootstrap():
     draw = np.random.default_rng(3)
     groups = np.repeat(np.arange(60), draw.integers(2, 20, 60))

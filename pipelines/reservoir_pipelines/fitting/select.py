@@ -55,6 +55,9 @@ class KnownColumns(Protocol):
     def raw(self) -> Source | None: ...  # noqa: D102
 
 
+ROUNDING = 1e-9
+"""The share of a standard error by which a mean may exceed it through rounding alone."""
+
 K = TypeVar("K", bound=KnownColumns)
 # A function of the known columns, the fits of the candidates, the fitter, and whether anything can be chosen (see
 # `Candidates.chooses`), which returns the best readout of each baseline.
@@ -98,7 +101,7 @@ def select(
         best=best,
         baselines=baselines,
         saved=saved,
-        valid_error=_valid_error(saved_fit, units),
+        valid_error=_valid_error(saved_fit, units, has_classes=bool(fitter.classes)),
         curve=curve,
         layers=layers,
     )
@@ -198,7 +201,9 @@ def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
     means = scores.reshape(samples, -1).mean(axis=1)
     other_means = other_scores.reshape(samples, -1).mean(axis=1)
     differences = means - other_means
-    return float(differences.mean()) > standard_error(differences, _units_of_samples(units, samples))
+    error = standard_error(differences, _units_of_samples(units, samples))
+    # If a single row differs, the mean and its standard error are equal, and must not differ by rounding.
+    return float(differences.mean()) > error * (1 + ROUNDING)
 
 
 def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:
@@ -216,12 +221,17 @@ def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:
     return {layer: best[layer] for layer in layers_first_to_last(best)}
 
 
-def _valid_error(fit: ColumnFit, units: np.ndarray) -> float | None:
+def _valid_error(fit: ColumnFit, units: np.ndarray, *, has_classes: bool) -> float | None:
     """Return the standard error of a fit's validation score; None if the scores of single samples are not known."""
     if fit.sample_scores is None:
         return None
     sample_scores = fit.sample_scores()
-    return standard_error(sample_scores, _units_of_samples(units, len(sample_scores)))
+    units_of_samples = _units_of_samples(units, len(sample_scores))
+    error = standard_error(sample_scores, units_of_samples)
+    if not has_classes:
+        return error
+    # The error is 0 if every row is right, but no accuracy is known better than to one row or group.
+    return max(error, 1 / len(np.unique(units_of_samples)))
 
 
 def _units_of_samples(units: np.ndarray, samples: int) -> np.ndarray:
