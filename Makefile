@@ -19,7 +19,7 @@ headline: $(INSTALLED)  ## the README's first table from all training rows: DATA
 test: $(DEVELOPS)  ## every test but the slow ones, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-slow: $(DEVELOPS)  ## the tests that take minutes: every model type of transformers
+slow: $(DEVELOPS)  ## the slow tests: every model type of transformers and further exports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 gpu: $(DEVELOPS)  ## the tests that need a GPU, in at most ten minutes; prints rows per second and memory

@@ -171,6 +171,7 @@ settings = { backbone = "mini:n_layer=1,n_embd=16,n_head=2", depth = "", init = 
     assert "2 finished, 0 failed" in report(other.path).page.read_text()
 
 
+@pytest.mark.slow
 def test_adding_an_unpacked_folder_restores_removed_lines_and_changes_nothing_else(
     tmp_path, reproductions, monkeypatch
 ):
@@ -354,7 +355,10 @@ def exported(kind: str, folder: Path, *, dynamo: bool) -> tuple[Path, np.ndarray
     return file, pixels.numpy(), np.asarray(states)
 
 
-@pytest.mark.parametrize(("kind", "dynamo"), [("vit", False), ("dinov2", False), ("dinov2", True)])
+@pytest.mark.parametrize(
+    ("kind", "dynamo"),
+    [("vit", False), ("dinov2", False), pytest.param("dinov2", True, marks=pytest.mark.slow)],
+)
 def test_weights_of_an_onnx_file_give_the_outputs_of_onnxruntime(kind: str, dynamo: bool, tmp_path: Path):
     from transformers import AutoModel
 

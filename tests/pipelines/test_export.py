@@ -122,7 +122,7 @@ def test_the_module_equals_predict(readouts, case):
 
 
 @can_export
-@pytest.mark.parametrize("case", ["tokens", "quantiles", "raw symbols"])
+@pytest.mark.parametrize("case", ["tokens", pytest.param("quantiles", marks=pytest.mark.slow), "raw symbols"])
 def test_the_program_equals_the_module(readouts, tmp_path, case):
     saved, file = readouts(case)
     x, lengths = inputs(file)
@@ -139,6 +139,7 @@ def test_the_program_equals_the_module(readouts, tmp_path, case):
     np.testing.assert_allclose(other, whole[few], atol=1e-4)
 
 
+@pytest.mark.slow
 @can_export
 def test_windows_are_cut_inside_the_module_which_accepts_one_length(readouts, tmp_path):
     saved, file = readouts("windows")
@@ -164,7 +165,7 @@ def test_several_reservoirs_become_one_module(tiny_gpt2, tmp_path):
 
 
 @can_export
-@pytest.mark.parametrize("backbone", ["esn:units=20", "lstm:width=16"])
+@pytest.mark.parametrize("backbone", ["esn:units=20", pytest.param("lstm:width=16", marks=pytest.mark.slow)])
 def test_a_recurrent_backbone_accepts_one_length(tmp_path, backbone):
     x, lengths = sequences()
     x, lengths = x[:, :4], np.minimum(lengths, 4)
@@ -272,6 +273,7 @@ def run_torch(done, texts):
     return torch.export.load(done.model).module()(ids, mask).softmax(-1).numpy()[:, 0, 0]
 
 
+@pytest.mark.slow
 @can_export
 def test_the_exported_tokenizer_adds_no_special_tokens_to_rendered_chats(cache, tmp_path, capfd):
     from transformers import AutoTokenizer
@@ -299,6 +301,7 @@ def test_the_exported_tokenizer_adds_no_special_tokens_to_rendered_chats(cache, 
         export(of_words)
 
 
+@pytest.mark.slow
 @can_export
 def test_an_export_says_that_long_texts_are_not_read_in_pieces(cache, tmp_path, capfd):
     texts = [*(" ".join(WORDS[row % 7 : row % 7 + 1 + row % 3]) for row in range(40)), "dog " + "cat " * 40]
@@ -316,6 +319,7 @@ def test_an_export_says_that_long_texts_are_not_read_in_pieces(cache, tmp_path, 
     assert "cuts texts after 24 tokens" in remark and remark in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @can_export
 def test_a_model_of_images_is_exported_after_its_processor(cache, tmp_path, capfd):
     pytest.importorskip("onnxscript")
