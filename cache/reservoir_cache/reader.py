@@ -139,10 +139,13 @@ class SplitFeatures:
         self._require_column(column)
         shape = self.shape(column)
         layout = self._entry.layout
+        # Without this, bytes behind the column would be read for a row past its end. An empty list has no type of its
+        # own.
+        rows = np.arange(self.rows)[rows if len(rows) else np.asarray(rows, np.int64)]
+        if rows.ndim != 1:
+            raise IndexError("rows are numbers or a mask in one dimension")
         if not len(rows):
             return np.empty((0, *shape), np.float32)
-        # Without this, bytes behind the column would be read for a row past its end.
-        rows = np.arange(self.rows)[rows]
         out = np.empty((len(rows), *shape), np.float32)
         # Sort the positions in `rows` by block, and cut them where the block changes, so that each block is read once.
         blocks = rows // layout.block_rows
@@ -495,7 +498,10 @@ class FeatureColumn(NDArrayOperatorsMixin):
         # it has no array.
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(np.asarray(self), name)
+        # A method that changes an array, such as ``sort``, would change only this one, which is gone afterwards.
+        array = np.asarray(self)
+        array.flags.writeable = False
+        return getattr(array, name)
 
 
 # torch.from_numpy takes no other type than ndarray, and names the type that it got: "expected np.ndarray (got ...)".

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
@@ -109,6 +110,9 @@ class Extent:
         return np.frombuffer(b"".join(contents), self.dtype).reshape(len(rows), *self.shape[1:])
 
 
+_PLUGIN_FOLDERS = Lock()
+
+
 def open_hdf5(path: Path) -> h5py.File:
     """Open a file for reading, without HDF5's own lock, and without loading filters from this process's plugin folders.
 
@@ -116,9 +120,11 @@ def open_hdf5(path: Path) -> h5py.File:
     folders of ``HDF5_PLUGIN_PATH``, and runs the libraries that it finds there. Filters that the process has
     registered itself still work.
     """
-    # The list of plugin folders is cleared each time, because other code may have added to it.
-    for _ in range(h5pl.size()):
-        h5pl.remove(0)
+    # The list of plugin folders is cleared each time, because other code may have added to it. Only one thread clears
+    # it at a time: removing a folder that another thread has removed is an error.
+    with _PLUGIN_FOLDERS:
+        for _ in range(h5pl.size()):
+            h5pl.remove(0)
     return h5py.File(path, "r", locking=False)
 
 

@@ -309,13 +309,15 @@ def test_gathered_rows_follow_the_rules_of_numpy(grouped):
     split = FeatureStore(grouped[0])["train"]
     whole = split.read("final/all")  # verifies the column, after which single rows are read without the others
     mask = np.arange(split.rows) % 7 == 3
-    for rows in (np.array([3, -1, 70]), [40, 3], mask, np.array([], int), []):
+    for rows in (np.array([3, -1, 70]), [40, 3], mask, mask & False, np.array([], int), []):
         np.testing.assert_array_equal(
             split.gather("final/all", rows), whole[np.asarray(rows, None if len(rows) else int)]
         )
     for missing in (split.rows, 10**6, -split.rows - 1):
         with pytest.raises(IndexError):
             split.gather("final/all", np.array([0, missing]))
+    with pytest.raises(IndexError, match="one dimension"):
+        split.gather("final/all", np.array([[0, 1]]))
 
 
 def test_torch_reads_a_column_once_or_says_how(grouped):
@@ -341,6 +343,8 @@ def test_a_column_is_not_changed_in_place(grouped):
     column = FeatureStore(grouped[0])["train"]["final/all"]
     with pytest.raises(TypeError, match="cannot be changed"):
         column -= 1
+    with pytest.raises(ValueError, match="read-only"):
+        column.sort(0)
     array = np.zeros(column.shape)
     array += column
     np.testing.assert_array_equal(array, column[:])

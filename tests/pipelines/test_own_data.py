@@ -6,7 +6,7 @@ import shlex
 import numpy as np
 import pandas as pd
 import pytest
-from reservoir_cache import Entry, FeatureStore, verify
+from reservoir_cache import Entry, FeatureStore, repair, verify
 from reservoir_pipelines import export_features, extract, fit, import_features, predict, prepare, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.data.formats import read_new
@@ -519,3 +519,22 @@ def test_records_without_labels_are_read(tmp_path):
     (tmp_path / "x.fasta").write_text("".join(f">r{row}\n{''.join(text)}\n" for row, text in enumerate(letters)))
     task = open_source(str(tmp_path / "x.fasta")).task
     assert task.unlabelled and task.alphabet == "\ufffdACGT"
+
+
+def test_a_damaged_entry_is_found_by_its_file_and_stays_as_it_is(tmp_path):
+    cache, path = tmp_path / "cache", tmp_path / "t.npz"
+    draw = np.random.default_rng(0)
+    np.savez(path, x=draw.normal(size=(40, 12, 1)), y=np.arange(40) % 2)
+    settings = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2", "init": "random", "cache": cache}
+    older, newer = (extract(str(path), layers="embed", pool="mean", seed=seed, **settings) for seed in (0, 1))
+    # Damage of another entry of the file is no obstacle.
+    (older.entry / "train/manifest.json").write_text("{")
+    assert find_entry(cache, str(path)).path == newer.entry
+    # A lost manifest is not replaced by one that lists labels alone, which would hide the shards.
+    whole = (newer.entry / "train/manifest.json").read_bytes()
+    (newer.entry / "train/manifest.json").unlink()
+    assert find_entry(cache, str(path)).path == newer.entry
+    assert not (newer.entry / "train/manifest.json").exists()
+    repair(find_entry(cache, str(path)))
+    assert extract(str(path), layers="embed", pool="mean", seed=1, **settings).reused
+    assert (newer.entry / "train/manifest.json").read_bytes() == whole

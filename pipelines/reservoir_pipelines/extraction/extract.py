@@ -17,6 +17,7 @@ from reservoir_cache import (
     last_entry,
     list_entries,
     remove,
+    verify,
 )
 
 from reservoir.backbone_names import full_name
@@ -244,12 +245,11 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled:
     required = _required_settings(flags)
     # The file as the options of each entry read it, or the reason why they cannot.
     readings = list[Prepared | InputError]()
+    # The present content of the file, and the largest number of rows drawn from it, for each entry that has it.
+    content_of_entry: dict[Path, tuple[Prepared, int | None]] = {}
 
     def matches(entry: Entry) -> bool:
-        """Return whether an entry has the required settings and, for a file, its present content.
-
-        An entry of a file gets the present ids of its rows, and the present names of their groups.
-        """
+        """Return whether an entry has the required settings and, for a file, its present content."""
         settings = _settings(entry)
         if not required.items() <= settings.items():
             return False
@@ -261,7 +261,10 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled:
         options = as_group(settings, RowOptions)
         reading = _read_or_error(name, options, root)
         readings.append(reading)
-        return isinstance(reading, Prepared) and _is_of_data(entry, reading, options.limit)
+        if not isinstance(reading, Prepared):
+            return False
+        content_of_entry[entry.path] = reading, options.limit
+        return entry.spec.data.digest == data_digest(reading, draw_rows(reading, options.limit))
 
     task = own_name(name) if is_own_file or is_hub_name else name
     if entry := last_entry(root, task, matches):
@@ -269,6 +272,8 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled:
         if is_name_of_entry_alone:
             origin = entry.made_with.get("call", {}).get("task")
             notify(f"{name} not found; using the last extraction of {origin}")
+        if entry.path in content_of_entry:
+            _rename_rows(entry, *content_of_entry[entry.path])
         return entry
     if is_own_file:
         # No entry may have the required settings, so that the file was not read above.
@@ -338,17 +343,19 @@ def _refuse_unreadable(readings: Sequence[Prepared | InputError], *, labelled: b
             require_labels(reading.task, "fit")
 
 
-def _is_of_data(entry: Entry, prepared: Prepared, limit: int | None) -> bool:
-    """Return whether the rows of an entry are up to ``limit`` rows of prepared data; if so, update its names."""
+def _rename_rows(entry: Entry, prepared: Prepared, limit: int | None) -> None:
+    """Give the rows of an entry, up to ``limit`` rows of prepared data, their present ids and names of groups.
+
+    These are not part of the digest, so they may have changed. A damaged entry stays as it is, because new labels would
+    hide the damage from the commands that repair it.
+    """
+    if verify(entry, contents=False):
+        return
     rows = draw_rows(prepared, limit)
-    if entry.spec.data.digest != data_digest(prepared, rows):
-        return False
-    # Ids and names of groups may have changed, because they are not part of the digest.
     if Task.from_dict(entry.spec.task).labels_text_tokens:
         rename_texts(entry, prepared, rows)
     else:
         write_labels(entry, prepared, rows)
-    return True
 
 
 def _settings(entry: Entry) -> dict[str, Any]:
