@@ -354,14 +354,14 @@ def test_recordings_of_excel_are_read_and_a_note_names_other_sampling_rates(tmp_
         ("# a note\n", ","),
         ('# exported, "by hand",\n\n#\n', ";"),
         ("\ufeff# a | b\n", "|"),
-        ("# a note\n#", ","),
+        ("# a note\n#", ","),  # the header itself may begin with the sign, and a space
+        ("# ", ","),
     ],
 )
 def test_comments_above_a_header_are_left_out(tmp_path, above, mark):
     plain, commented = tmp_path / "plain.csv", tmp_path / "commented.csv"
-    name = "#u" if above.endswith("#") else "u"  # the header itself may begin with the sign
     rows = [f"{n % 3 / 4},{n % 5 / 4},{n % 7 / 4},{KIND[n % 2]}" for n in range(ROWS)]
-    plain.write_text("\n".join([f"{name},v,w,label", *rows]))
+    plain.write_text("\n".join(["u,v,w,label", *rows]))
     commented.write_text(above + "\n".join(["u,v,w,label", *rows]).replace(",", mark))
     for wanted, found in zip(stored(open_source(str(plain))), stored(open_source(str(commented))), strict=True):
         assert str(wanted) == str(found)
@@ -704,8 +704,18 @@ def test_an_empty_last_cell_of_a_new_row_is_missing_if_no_row_of_the_fit_ended_e
     found = read_new(path, complete)
     assert len(found.x) == 1 and [*found.skipped] == [0, 1] and "'pulse'" in str(found.skipped)
     rows[4][2] = ""
-    found = read_new(path, open_source(table(tmp_path / "t.csv", rows, "age,dose,pulse,label")).task)
+    path = table(tmp_path / "new.csv", new, "t0,t1,t2,label")
+    found = read_new(path, open_source(table(tmp_path / "t.csv", rows, "t0,t1,t2,label")).task)
     assert found.lengths is not None and found.lengths.tolist() == [2, 3] and [*found.skipped] == [1]
+
+
+def test_rows_end_early_only_in_numbered_columns(tmp_path):
+    rows = [[n % 3 / 4, n % 5 / 4, "" if n == 4 else n % 7 / 4, KIND[n % 2]] for n in range(ROWS)]
+    named = table(tmp_path / "named.csv", rows, "age,dose,pulse,label")
+    assert_refused("an empty cell in column 'pulse'", named)
+    assert all(len(x) == 3 for x in stored(open_source(named, missing="mask"))[0])
+    numbered = table(tmp_path / "numbered.csv", rows, "t0,t1,t2,label")
+    assert {len(x) for x in stored(open_source(numbered))[0]} == {2, 3}
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])

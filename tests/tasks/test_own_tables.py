@@ -605,7 +605,8 @@ def test_csv_with_a_column_per_value(tmp_path):
     x = np.random.default_rng(0).normal(size=(12, 5)).round(3)
     cells = x.astype(object)
     cells[7, 3:] = ""
-    columns = {"label": ["right", "left"] * 6, "split": SPLITS} | dict(zip("abcde", cells.T, strict=True))
+    steps = {f"t{step}": cells[:, step] for step in range(5)}
+    columns = {"label": ["right", "left"] * 6, "split": SPLITS} | steps
     source = source_of(tmp_path / "mine.csv", wide(columns) + "\n")
     splits = read_splits(source)
     assert source.task.form == Vectors(1) and source.task.labels == ("left", "right")

@@ -111,11 +111,17 @@ def read_layout(path: Path, rows: int | None) -> Layout:
     with path.open(encoding="utf-8-sig", newline="") as file:
         comments, first_line = _opening_lines(file)
         separator = "\t" if path.suffix.lower() == ".tsv" else max(SEPARATORS, key=first_line.count)
-        if comments and comments[-1].count(separator) == first_line.count(separator):
-            comments.pop()  # as many cells as the line below: a header such as #id,label
+        # A comment with as many cells as the line below is a header, such as #id,label.
+        is_header_a_comment = bool(comments) and comments[-1].count(separator) == first_line.count(
+            separator
+        )
+        if is_header_a_comment:
+            comments.pop()
         file.seek(0)
         reader = csv.reader(file, delimiter=separator)
         header, first_record = _read_header(reader, len(comments))
+        if is_header_a_comment:
+            header[0] = header[0].lstrip("#")
         names = [name.strip() or f"{NO_NAME}{column}" for column, name in enumerate(header)]
         _refuse_values_as_names(path, reader.line_num, [name for name in map(str.strip, header) if name])
         # The records after the header. ``line_num`` is the last line that has been read.

@@ -140,12 +140,15 @@ def read_values(reading: TableArrays) -> None:
         _read_channels(reading, names)
         return
 
-    # A row ends at its last filled cell; an empty cell before that is a missing value. ``argmin`` returns the first
-    # False of each row: read from the right, that is the last cell that is not empty. New rows for a readout of whole
-    # rows do not end early: there, each empty cell is a missing value.
+    # A row of steps, in columns such as t0, t1 ..., ends at its last filled cell; an empty cell before that is a
+    # missing value. ``argmin`` returns the first False of each row: read from the right, that is the last cell that is
+    # not empty. Columns with other names are properties of a row, and each of their empty cells is a missing value. So
+    # are those of new rows for a readout of whole rows.
     is_empty = np.stack([_is_empty(table.frame[name]) for name in names], axis=1)
     lengths = len(names) - np.argmin(is_empty[:, ::-1], axis=1)
-    if reading.is_new and not reading.fitted_parameters.get("early"):
+    are_numbered = all(name[-1:].isdigit() for name in names)
+    may_end_early = reading.fitted_parameters.get("early") if reading.is_new else are_numbered
+    if not may_end_early:
         lengths[:] = len(names)
     for row in np.flatnonzero(is_empty.all(axis=1)):
         table.bad.add(row, "no value")
@@ -155,8 +158,7 @@ def read_values(reading: TableArrays) -> None:
             f"{short_rows:,} rows have no value in the last columns, and end at their last value"
         )
         reading.parameters["early"] = True
-    are_numbered = all(name[-1:].isdigit() for name in names)  # names such as t0, t1 ... need no note
-    if not reading.is_new and not are_numbered:
+    if not reading.is_new and not are_numbered:  # names such as t0, t1 ... need no note
         reading.notes.append(f"{len(names)} values per row: {listed(names)}")
     x = values_of(table, names, reading.options, fill=reading.fill, lengths=lengths)
     if not reading.is_new and len(x):
