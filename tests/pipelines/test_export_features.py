@@ -497,6 +497,21 @@ def test_a_table_with_the_ids_of_other_rows_or_in_another_order_is_refused(cache
             import_with(patient=swapped, **columns)
 
 
+def test_integer_ids_of_tensors_keep_all_their_digits(cache, tmp_path):
+    names, ids = np.repeat([*ROWS], [*ROWS.values()]), 2**24 + np.arange(80)
+    own = {"split": names, "id": ids, "a": DRAW.normal(size=80), "kind": np.arange(80) % 2}
+    parquet.write_table(pyarrow.table(own), tmp_path / "own.parquet")
+    tensors = {name: DRAW.normal(size=(rows, 3)) for name, rows in ROWS.items()}
+    tensors |= {f"{name}/ids": ids[names == name] for name in ROWS}
+    flags = {"task": tmp_path / "own.parquet", "label": "kind", "id": "id", "name": "lab"}
+    save_file(tensors, tmp_path / "f.safetensors")
+    done = import_features(tmp_path / "f.safetensors", **flags)
+    assert np.array_equal(done["test"].ids.astype(int), ids[60:])
+    save_file(tensors | {"valid/ids": ids[41:61]}, tmp_path / "f.safetensors")
+    with pytest.raises(InputError, match="row 0 of valid has the id '16777257', but in the task '16777256'"):
+        import_features(tmp_path / "f.safetensors", **flags)
+
+
 def test_a_row_of_a_table_without_a_list_or_a_split_is_refused(own_arrays, tmp_path):
     task, arrays = own_arrays
     write_table(tmp_path / "f.parquet", arrays)

@@ -343,7 +343,7 @@ def _open_hdf5(path: Path, stack: ExitStack, _parameters: Mapping[str, Any]) -> 
 
 
 def _read_safetensors(path: Path, _: ExitStack, _parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all tensors of a file by name, as arrays of float32."""
+    """Return all tensors of a file by name, as arrays: floats as float32, and integers, such as ids, as they are."""
     from safetensors.torch import load_file  # not ``safetensors.numpy``, because NumPy has no bfloat16
 
     tensors = load_file(path)
@@ -352,7 +352,10 @@ def _read_safetensors(path: Path, _: ExitStack, _parameters: Mapping[str, Any]) 
             raise InputError(
                 f"{path}: array {name!r} has complex numbers", "give real and imaginary parts side by side"
             )
-    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+    return {
+        name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        for name, tensor in tensors.items()
+    }
 
 
 def _read_parquet(path: Path, _: ExitStack, parameters: Mapping[str, Any]) -> dict[str, Any]:
