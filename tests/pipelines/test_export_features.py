@@ -495,6 +495,8 @@ def test_a_table_with_the_ids_of_other_rows_or_in_another_order_is_refused(cache
         swapped[[41, 42]] = swapped[[42, 41]]
         with pytest.raises(InputError, match="row 1 of valid has the id 'p42', but in the task 'p41'; put the rows"):
             import_with(patient=swapped, **columns)
+    with pytest.raises(InputError, match="the task has no split 'validation'; give arrays"):
+        import_with(split=np.where(names == "valid", "validation", names))
 
 
 def test_integer_ids_of_tensors_keep_all_their_digits(cache, tmp_path):
@@ -551,7 +553,7 @@ def test_imported_features_are_fitted_joined_shown_and_reported(
         ({"valid": None}, r"column imported/mean has train \(40, 6\), test \(20, 6\); give train, valid, test of one"),
         ({"test": np.zeros((20, 5))}, r"column imported/mean has .*test \(20, 5\); give train, valid, test of one"),
         ({"train": np.zeros((40, 2, 3))}, r"array 'train' has the shape \(40, 2, 3\); give arrays \(rows, width\)"),
-        ({"extra": np.zeros((40, 6))}, r"array 'extra' has the shape .* test \(20 rows\), or SPLIT/COLUMN"),
+        ({"extra": np.zeros((40, 6))}, r"the task has no split 'extra'; give .* test \(20 rows\), or SPLIT/COLUMN"),
         (
             {"test": np.where(np.arange(120).reshape(20, 6) == 50, np.nan, 0)},
             "mean, row 8, column 2: the value is not a fin",
