@@ -525,6 +525,16 @@ def test_a_row_of_a_table_without_a_list_or_a_split_is_refused(own_arrays, tmp_p
             import_features(tmp_path / "f.parquet", task=task, name="lab")
 
 
+def test_a_row_of_a_table_with_a_longer_list_is_refused(own_arrays, tmp_path):
+    task, arrays = own_arrays
+    write_table(tmp_path / "f.parquet", arrays)
+    columns = parquet.read_table(tmp_path / "f.parquet").to_pydict()
+    columns["wide/max"][17].append(0.0)
+    parquet.write_table(pyarrow.table(columns), tmp_path / "f.parquet")
+    with pytest.raises(InputError, match="'wide/max' has 4 values in row 17, but 3 in row 0; give lists of one length"):
+        import_features(tmp_path / "f.parquet", task=task, name="lab")
+
+
 def test_imported_features_are_fitted_joined_shown_and_reported(
     own_arrays, tmp_path, narrow_mini, call, refusal, answer
 ):

@@ -388,6 +388,15 @@ def _read_parquet(path: Path, _: ExitStack, parameters: Mapping[str, Any]) -> di
         missing = np.flatnonzero(table[name].isna())
         if len(missing):
             raise InputError(f"{path}: row {missing[0]} has no value of {name!r}", "repair it")
+    for name in list_columns:
+        lengths = table[name].map(len).to_numpy()
+        differing = np.flatnonzero(lengths != lengths[0])
+        if len(differing):
+            row = differing[0]
+            raise InputError(
+                f"{path}: {name!r} has {lengths[row]} values in row {row}, but {lengths[0]} in row 0",
+                "give lists of one length",
+            )
     others = table.columns.drop([*features, "split"]).tolist()
     id_column = next((name for name in (parameters.get("id"), "id", IDS) if name in others), None)
     not_read = [name for name in others if name != id_column]
