@@ -378,14 +378,14 @@ class SplitFeatures:
             problem = f"column {column} of {self.split} is missing in some blocks"
         else:
             problem = f"no column {column} of {self.split}; it has {', '.join(self.columns) or 'none'}"
-        raise CacheError(
-            f"{self._entry.path}: {problem}; run its extract again with this column (--layers, --pool)"
-        )
+        command = self._entry.command
+        flags = " (--layers, --pool)" if command == "extract" else ""
+        raise CacheError(f"{self._entry.path}: {problem}; run its {command} again with this column{flags}")
 
     def _require_entry(self) -> None:
         """Raise CacheError if the entry was removed after it had been opened."""
         if not is_regular(self._entry.path / SPEC_FILE):  # the file that is removed first
-            raise CacheError(f"{self._entry.path}: removed meanwhile; extract it again")
+            raise CacheError(f"{self._entry.path}: removed meanwhile; run its {self._entry.command} again")
 
     def _damaged(self, line: Shard | TargetFile, column: str = "") -> CacheError:
         """Return the error of a damaged file, for the caller to raise; it names the ``column``, if one is given.

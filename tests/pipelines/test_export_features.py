@@ -495,6 +495,23 @@ def test_a_table_with_the_ids_of_other_rows_or_in_another_order_is_refused(cache
         swapped[[41, 42]] = swapped[[42, 41]]
         with pytest.raises(InputError, match="row 1 of valid has the id 'p42', but in the task 'p41'; put the rows"):
             import_with(patient=swapped, **columns)
+    with pytest.raises(InputError, match="the task has no split 'validation'; give arrays"):
+        import_with(split=np.where(names == "valid", "validation", names))
+
+
+def test_integer_ids_of_tensors_keep_all_their_digits(cache, tmp_path):
+    names, ids = np.repeat([*ROWS], [*ROWS.values()]), 2**24 + np.arange(80)
+    own = {"split": names, "id": ids, "a": DRAW.normal(size=80), "kind": np.arange(80) % 2}
+    parquet.write_table(pyarrow.table(own), tmp_path / "own.parquet")
+    tensors = {name: DRAW.normal(size=(rows, 3)) for name, rows in ROWS.items()}
+    tensors |= {f"{name}/ids": ids[names == name] for name in ROWS}
+    flags = {"task": tmp_path / "own.parquet", "label": "kind", "id": "id", "name": "lab"}
+    save_file(tensors, tmp_path / "f.safetensors")
+    done = import_features(tmp_path / "f.safetensors", **flags)
+    assert np.array_equal(done["test"].ids.astype(int), ids[60:])
+    save_file(tensors | {"valid/ids": ids[41:61]}, tmp_path / "f.safetensors")
+    with pytest.raises(InputError, match="row 0 of valid has the id '16777257', but in the task '16777256'"):
+        import_features(tmp_path / "f.safetensors", **flags)
 
 
 def test_a_row_of_a_table_without_a_list_or_a_split_is_refused(own_arrays, tmp_path):
@@ -506,6 +523,16 @@ def test_a_row_of_a_table_without_a_list_or_a_split_is_refused(own_arrays, tmp_p
         parquet.write_table(pyarrow.table(columns | {name: cells}), tmp_path / "f.parquet")
         with pytest.raises(InputError, match=f"f.parquet: row {row} has no value of '{name}'; repair it"):
             import_features(tmp_path / "f.parquet", task=task, name="lab")
+
+
+def test_a_row_of_a_table_with_a_longer_list_is_refused(own_arrays, tmp_path):
+    task, arrays = own_arrays
+    write_table(tmp_path / "f.parquet", arrays)
+    columns = parquet.read_table(tmp_path / "f.parquet").to_pydict()
+    columns["wide/max"][17].append(0.0)
+    parquet.write_table(pyarrow.table(columns), tmp_path / "f.parquet")
+    with pytest.raises(InputError, match="'wide/max' has 4 values in row 17, but 3 in row 0; give lists of one length"):
+        import_features(tmp_path / "f.parquet", task=task, name="lab")
 
 
 def test_imported_features_are_fitted_joined_shown_and_reported(
@@ -536,7 +563,7 @@ def test_imported_features_are_fitted_joined_shown_and_reported(
         ({"valid": None}, r"column imported/mean has train \(40, 6\), test \(20, 6\); give train, valid, test of one"),
         ({"test": np.zeros((20, 5))}, r"column imported/mean has .*test \(20, 5\); give train, valid, test of one"),
         ({"train": np.zeros((40, 2, 3))}, r"array 'train' has the shape \(40, 2, 3\); give arrays \(rows, width\)"),
-        ({"extra": np.zeros((40, 6))}, r"array 'extra' has the shape .* test \(20 rows\), or SPLIT/COLUMN"),
+        ({"extra": np.zeros((40, 6))}, r"the task has no split 'extra'; give .* test \(20 rows\), or SPLIT/COLUMN"),
         (
             {"test": np.where(np.arange(120).reshape(20, 6) == 50, np.nan, 0)},
             "mean, row 8, column 2: the value is not a fin",

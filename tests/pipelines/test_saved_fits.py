@@ -111,8 +111,12 @@ def test_layers_are_compared_with_the_best_by_validation(extracted, fitted, call
         page = report([fitted.saved.parent], out=tmp_path / "page", markdown=markdown).page.read_text()
         assert "the best column of each layer; difference: accuracy in points minus" in page
     options = ("--alphas", "1:1:1", "--select", "valid", "--columns", "embed/mean,block01/mean")
+    by_layer = "best on validation, by layer"
+    assert by_layer in page
     _, out, _ = call("fit", extracted.entry, *options, "--out", tmp_path / "f")
     assert "best layer" in out and "block01  block01/mean" in out
+    single = fit(extracted, alphas="1:1:1", columns="embed/mean", out=tmp_path / "single")
+    assert by_layer not in report([single.saved.parent], out=tmp_path / "page", markdown=True).page.read_text()
 
 
 def test_the_interval_of_a_layer_is_that_of_its_mean_score_over_repeated_folds(extracted, tmp_path):
@@ -273,7 +277,7 @@ def test_two_fits_are_compared_on_the_rows_that_both_have(pair, call, tmp_path):
     assert json.loads(out)["p_value"] == found.p_value
 
 
-def test_fits_with_balanced_class_weights_are_compared_by_balanced_accuracy(pair, extracted, tmp_path, capsys):
+def test_fits_with_balanced_class_weights_are_compared_by_balanced_accuracy(pair, extracted, tmp_path, call, capfd):
     folders = [tmp_path / "block01", tmp_path / "embed"]
     for folder in folders:
         settings = {"alphas": "1:1:1", "select": "valid", "class_weight": "balanced", "out": folder}
@@ -287,9 +291,10 @@ def test_fits_with_balanced_class_weights_are_compared_by_balanced_accuracy(pair
     assert (both.first_score, both.second_score) == pytest.approx(np.mean(recalls, axis=1))
     assert both.difference == pytest.approx(both.first_score - both.second_score)
     assert both.second_interval == pytest.approx(result.best.test_interval)
-    capsys.readouterr()
+    assert "balanced accuracy  95% interval" in call("compare", *folders)[1]
+    capfd.readouterr()
     assert compare(pair[0], folders[1]).metric == "accuracy"
-    assert f"compared by accuracy, although {folders[1]} was chosen by balanced accuracy" in capsys.readouterr().err
+    assert f"compared by accuracy, although {folders[1]} was chosen by balanced accuracy" in capfd.readouterr().err
 
 
 def test_reservoirs_are_compared_although_both_fits_saved_the_same_baseline(tmp_path, capsys):

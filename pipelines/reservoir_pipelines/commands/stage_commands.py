@@ -209,7 +209,7 @@ def comparison_answer(comparison: Comparison) -> Answer:
         (folder, score_text(score, metric), interval_text(interval, metric))
         for folder, score, interval in fits
     ]
-    columns = (*texts(""), *numbers(metric), *texts(f"95% interval{over}"))
+    columns = (*texts(""), *numbers(metric.replace("_", " ")), *texts(f"95% interval{over}"))
     scores = ResultTable(columns, rows, f"on the same {count_text(comparison.rows, 'test row')}")
     # Their difference, what it is worth, and the rows that were not compared.
     interval_ends = difference_ends(comparison.difference_interval, metric)  # empty without an interval

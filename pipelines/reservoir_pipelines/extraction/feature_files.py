@@ -343,7 +343,7 @@ def _open_hdf5(path: Path, stack: ExitStack, _parameters: Mapping[str, Any]) -> 
 
 
 def _read_safetensors(path: Path, _: ExitStack, _parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all tensors of a file by name, as arrays of float32."""
+    """Return all tensors of a file by name, as arrays: floats as float32, and integers, such as ids, as they are."""
     from safetensors.torch import load_file  # not ``safetensors.numpy``, because NumPy has no bfloat16
 
     tensors = load_file(path)
@@ -352,7 +352,10 @@ def _read_safetensors(path: Path, _: ExitStack, _parameters: Mapping[str, Any]) 
             raise InputError(
                 f"{path}: array {name!r} has complex numbers", "give real and imaginary parts side by side"
             )
-    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+    return {
+        name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        for name, tensor in tensors.items()
+    }
 
 
 def _read_parquet(path: Path, _: ExitStack, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -385,6 +388,15 @@ def _read_parquet(path: Path, _: ExitStack, parameters: Mapping[str, Any]) -> di
         missing = np.flatnonzero(table[name].isna())
         if len(missing):
             raise InputError(f"{path}: row {missing[0]} has no value of {name!r}", "repair it")
+    for name in list_columns:
+        lengths = table[name].map(len).to_numpy()
+        differing = np.flatnonzero(lengths != lengths[0])
+        if len(differing):
+            row = differing[0]
+            raise InputError(
+                f"{path}: {name!r} has {lengths[row]} values in row {row}, but {lengths[0]} in row 0",
+                "give lists of one length",
+            )
     others = table.columns.drop([*features, "split"]).tolist()
     id_column = next((name for name in (parameters.get("id"), "id", IDS) if name in others), None)
     not_read = [name for name in others if name != id_column]

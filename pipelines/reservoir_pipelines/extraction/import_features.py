@@ -382,11 +382,13 @@ def _arrays_by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared)
     columns = Columns()
     for key, array in arrays.items():
         split, _, column = key.partition("/")
+        if split not in prepared.rows:
+            raise InputError(f"{file}: the task has no split {split!r}", remedy)
         if "/" not in column:  # a layer without a pooling, or no column at all
             column = f"{column or IMPORTED}/mean"
         check_column_name(column)
         is_matrix = len(array.shape) == 2 and array.shape[1] > 0
-        if not is_matrix or array.shape[0] != prepared.rows.get(split):
+        if not is_matrix or array.shape[0] != prepared.rows[split]:
             raise InputError(f"{file}: array {key!r} has the shape {array.shape}", remedy)
         # `fit` reads columns by layer and pooling, and refuses names that are no poolings.
         try:

@@ -139,7 +139,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         ("label", summary.get("label")),
         *evaluation_facts(scores.evaluation, scores.best.metric),
         ("tried", f"{values['tried']:,} readouts"),
-        ("best on validation, by layer", scores_by_name(values["layers"], scores.best.metric)),
+        ("best on validation, by layer", scores_by_name(values["layers"], scores.best.metric) or None),
         *((f"against {stored['name']}", stored["sentence"]) for stored in summary.get("against", ())),
         ("time", f"{summary['seconds']:.1f} s"),
         ("folder", path),
