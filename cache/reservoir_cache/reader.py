@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from dask.array import Array
 
 SHARE_READ_SINGLY = 1 / 8  # rows are read one by one if they are less than this share of a block
+IN_PLACE = ("byteswap", "fill", "partition", "put", "resize", "setfield", "setflags", "sort")
+"""The methods of an array that change it, which a cached column therefore lacks."""
+
 Stamp = tuple[int, int, int, int]
 """Device, inode, modification time and size of a file, which change with its content."""
 
@@ -178,8 +181,10 @@ class SplitFeatures:
 
         Raises `IndexError` if the split has fewer blocks.
         """
-        self._require_column(column)
-        return self._encoded(range(len(self._ranges))[block], column)
+        block = range(len(self._ranges))[block]
+        if column not in self._shards.get(block, {}):  # other blocks may lack it
+            self._require_column(column)
+        return self._encoded(block, column)
 
     @property
     def offset_rows(self) -> int:
@@ -498,10 +503,11 @@ class FeatureColumn(NDArrayOperatorsMixin):
         # it has no array.
         if name.startswith("_"):
             raise AttributeError(name)
-        # A method that changes an array, such as ``sort``, would change only this one, which is gone afterwards.
-        array = np.asarray(self)
-        array.flags.writeable = False
-        return getattr(array, name)
+        if name in IN_PLACE:  # it would change an array that is gone afterwards
+            raise AttributeError(
+                f"a cached column has no {name}, which would change it; change a copy: column[:]"
+            )
+        return getattr(np.asarray(self), name)
 
 
 # torch.from_numpy takes no other type than ndarray, and names the type that it got: "expected np.ndarray (got ...)".
