@@ -309,6 +309,17 @@ def test_prune_removes_old_entries_and_keeps_a_size(answer, refusal, two_entries
         refusal("cache", "prune", *wrong)
 
 
+def test_repair_tells_what_it_removed_from_what_it_rebuilt(answer, two_entries):
+    entry = two_entries[0]
+    shard = next(path for path in sorted((entry / "train").glob("*.h5")) if path.name != "targets.h5")
+    shard.write_bytes(shard.read_bytes()[:-8])
+    (entry / "valid/manifest.json").write_text("{")
+    repaired = answer("cache", "repair", entry)
+    assert (repaired["removed"], repaired["rebuilt"]) == ([str(shard)], [str(entry / "valid/manifest.json")])
+    repaired = answer("cache", "repair", entry)
+    assert repaired["removed"] == repaired["rebuilt"] == []
+
+
 def test_prune_removes_nothing_without_a_yes_where_nobody_can_be_asked(refusal, two_entries):
     err = refusal("cache", "prune", "--keep", "1kB")
     assert "2 entries" in err and "--yes" in err

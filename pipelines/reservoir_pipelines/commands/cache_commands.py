@@ -98,12 +98,18 @@ def verify(
 
 
 def repair(entry: Name, options: dict[str, Any]) -> Answer:
-    """Remove damaged files from an entry.
+    """Remove damaged files from an entry, and rebuild damaged manifests.
 
-    The next extract computes them again.
+    The next extract computes what was removed again.
     """
     stored = _find_entry(entry, cache_root(**options))
-    return Answer({"entry": stored.path, "removed": [problem.path for problem in store.repair(stored)]})
+    paths = [problem.path for problem in store.repair(stored)]
+    if not paths:
+        notify(f"{stored.path}: no file is damaged")
+    # A manifest is rebuilt from its shards; any other file is removed.
+    rebuilt = [path for path in paths if path.exists()]
+    removed = [path for path in paths if path not in rebuilt]
+    return Answer({"entry": stored.path, "removed": removed, "rebuilt": rebuilt})
 
 
 def remove(entry: Name, options: dict[str, Any]) -> Answer:
