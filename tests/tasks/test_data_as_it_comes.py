@@ -363,7 +363,9 @@ def test_comments_above_a_header_are_left_out(tmp_path, above, mark):
     rows = [f"{n % 3 / 4},{n % 5 / 4},{n % 7 / 4},{KIND[n % 2]}" for n in range(ROWS)]
     plain.write_text("\n".join(["u,v,w,label", *rows]))
     commented.write_text(above + "\n".join(["u,v,w,label", *rows]).replace(",", mark))
-    for wanted, found in zip(stored(open_source(str(plain))), stored(open_source(str(commented))), strict=True):
+    wanted_source, found_source = open_source(str(plain)), open_source(str(commented))
+    assert found_source.task.parameters == wanted_source.task.parameters
+    for wanted, found in zip(stored(wanted_source), stored(found_source), strict=True):
         assert str(wanted) == str(found)
     commented.write_text(commented.read_text() + f"\n1{mark}x{mark}3{mark}{KIND[0]}")
     lines = commented.read_text().count("\n") + 1
@@ -713,6 +715,8 @@ def test_rows_end_early_only_in_numbered_columns(tmp_path):
     rows = [[n % 3 / 4, n % 5 / 4, "" if n == 4 else n % 7 / 4, KIND[n % 2]] for n in range(ROWS)]
     named = table(tmp_path / "named.csv", rows, "age,dose,pulse,label")
     assert_refused("an empty cell in column 'pulse'", named)
+    gases = table(tmp_path / "gases.csv", rows, "pm10,pm25,no2,label")
+    assert_refused("an empty cell in column 'no2'", gases)
     assert all(len(x) == 3 for x in stored(open_source(named, missing="mask"))[0])
     numbered = table(tmp_path / "numbered.csv", rows, "t0,t1,t2,label")
     assert {len(x) for x in stored(open_source(numbered))[0]} == {2, 3}

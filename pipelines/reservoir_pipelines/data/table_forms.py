@@ -146,7 +146,9 @@ def read_values(reading: TableArrays) -> None:
     # are those of new rows for a readout of whole rows.
     is_empty = np.stack([_is_empty(table.frame[name]) for name in names], axis=1)
     lengths = len(names) - np.argmin(is_empty[:, ::-1], axis=1)
-    are_numbered = all(name[-1:].isdigit() for name in names)
+    # Numbered columns have one name but for the number: pm10, pm25 and no2 are no steps.
+    have_one_stem = len({name.rstrip("0123456789.-") for name in names}) == 1
+    are_numbered = have_one_stem and all(name[-1:].isdigit() for name in names)
     may_end_early = reading.fitted_parameters.get("early") if reading.is_new else are_numbered
     if not may_end_early:
         lengths[:] = len(names)
