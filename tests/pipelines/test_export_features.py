@@ -507,8 +507,8 @@ def test_integer_ids_of_tensors_keep_all_their_digits(cache, tmp_path):
     tensors |= {f"{name}/ids": ids[names == name] for name in ROWS}
     flags = {"task": tmp_path / "own.parquet", "label": "kind", "id": "id", "name": "lab"}
     save_file(tensors, tmp_path / "f.safetensors")
-    done = import_features(tmp_path / "f.safetensors", **flags)
-    assert np.array_equal(done["test"].ids.astype(int), ids[60:])
+    imported = import_features(tmp_path / "f.safetensors", **flags)
+    assert np.array_equal(imported["test"].ids.astype(int), ids[60:])
     save_file(tensors | {"valid/ids": ids[41:61]}, tmp_path / "f.safetensors")
     with pytest.raises(InputError, match="row 0 of valid has the id '16777257', but in the task '16777256'"):
         import_features(tmp_path / "f.safetensors", **flags)
