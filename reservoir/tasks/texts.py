@@ -9,9 +9,11 @@ without marks (`parse_marks`), and the spans become masks of its tokens; a model
 marks, as relation extraction marks entities.
 """
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -104,6 +106,23 @@ def hold_words(texts: Iterable[str]) -> bool:
         if are_words("".join(letters)):
             return True
     return False
+
+
+def chat_text(messages: str) -> str:
+    """Return what is written in a chat, the JSON list of its messages: a line for each text and number in them.
+
+    The names of the roles are texts, too. Escapes of JSON, which would become letters of words, are resolved.
+    """
+    return "\n".join(_written_in(json.loads(messages)))
+
+
+def _written_in(value: Any) -> Iterator[str]:
+    """Yield the texts and numbers in a JSON value, in their order."""
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _written_in(part)
+    else:
+        yield str(value)
 
 
 def shown(letters: str) -> str:

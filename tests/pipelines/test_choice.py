@@ -466,6 +466,18 @@ def test_tf_idf_is_that_of_scikit_learn():
     np.testing.assert_allclose(statistic(*new), expected, rtol=1e-6)
 
 
+def test_tf_idf_of_chats_counts_the_words_of_their_messages():
+    contents = ["say\nyes", 'a "no"\tplease', [{"type": "text", "text": "a\n\nno"}]]
+    chats = [[{"role": "user", "content": content}] for content in contents]
+    task = Task(name="own", form=Tokens(9), max_tokens=300, classes=2, alphabet=" ab", parameters={"chat": True})
+    rows = codes_of("", [json.dumps(chat, ensure_ascii=False) for chat in chats])
+    (statistic,) = learn_statistics(task, lambda: [rows])
+    texts = ["user say yes", 'user a " no " please', "user text a no"]
+    reference = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+|[^\w\s]").fit(texts)
+    assert list(statistic.words) == reference.get_feature_names_out().tolist()
+    np.testing.assert_allclose(statistic(*rows), reference.transform(texts).toarray(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("limit", [3, 10])
 def test_tf_idf_has_the_most_frequent_words(limit, monkeypatch):
     monkeypatch.setattr(statistics_module, "MAX_WORDS", limit)

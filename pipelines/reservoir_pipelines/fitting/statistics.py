@@ -12,7 +12,7 @@ import numpy as np
 from reservoir.column import ROLLING
 from reservoir.pooling import widths_within, window_widths
 from reservoir.tasks.task import Task, Vectors
-from reservoir.tasks.texts import are_words, texts_of
+from reservoir.tasks.texts import are_words, chat_text, texts_of
 
 # Limits of vocabularies, which have the most frequent items of the training rows:
 MAX_FEATURES = 1000  # k-mers
@@ -47,6 +47,7 @@ class Statistic:
     terms: tuple[int, ...] = ()
     words: tuple[str, ...] = ()  # of tf-idf
     idf: tuple[float, ...] = ()  # the inverse document frequency of each of the words
+    of_chats: bool = False  # whether tf-idf counts the words of chats, which are stored as JSON
     # Of the windows of rolling statistics, the only ones with features for every token.
     widths: tuple[int, ...] = ()
 
@@ -83,7 +84,7 @@ class Statistic:
         if self.name == KNOWN_PAST:
             return known_past(x)
         if self.name == TF_IDF:
-            return self._tf_idf(texts_of(x, lengths))
+            return self._tf_idf(_texts(x, lengths, are_chats=self.of_chats))
         return self._counts(x, lengths)
 
     def _tf_idf(self, texts: Sequence[str]) -> np.ndarray:
@@ -140,7 +141,7 @@ def learn_statistics(task: Task, rows: ReadRows) -> list[Statistic]:
     if has_vectors:
         return [Statistic(name=SUMMARIES)]
     if are_words(task.alphabet):
-        return [_learn_words(rows)]
+        return [_learn_words(rows, are_chats=bool(task.parameters.get("chat")))]
     return [_learn_k_mers(name, _letters(rows), rows) for name in SIZES]
 
 
@@ -149,14 +150,20 @@ def words_in(text: str) -> list[str]:
     return WORDS.findall(text.lower())
 
 
-def _learn_words(rows: ReadRows) -> Statistic:
+def _texts(x: np.ndarray, lengths: np.ndarray, *, are_chats: bool) -> list[str]:
+    """Return the texts of stored sequences; of chats, what is written in their messages."""
+    texts = texts_of(x, lengths)
+    return [chat_text(text) for text in texts] if are_chats else texts
+
+
+def _learn_words(rows: ReadRows, *, are_chats: bool) -> Statistic:
     """Return tf-idf with the most frequent words of the training rows, as `TfidfVectorizer` learns it."""
     # scikit-learn's class is not used, because importing it takes longer than all else that this baseline does.
     occurrences: Counter[str] = Counter()  # of each word, in all texts
     texts_with_word: Counter[str] = Counter()  # the number of texts in which each word occurs
     number_of_texts = 0
     for x, lengths in rows():
-        for text in texts_of(x, lengths):
+        for text in _texts(x, lengths, are_chats=are_chats):
             words_of_text = words_in(text)
             occurrences.update(words_of_text)
             texts_with_word.update({*words_of_text})
@@ -166,7 +173,7 @@ def _learn_words(rows: ReadRows) -> Statistic:
     words = sorted(most_frequent)
     # The inverse document frequency, as if one more text had every word.
     idf = [math.log((1 + number_of_texts) / (1 + texts_with_word[word])) + 1 for word in words]
-    return Statistic(name=TF_IDF, words=tuple(words), idf=tuple(idf))
+    return Statistic(name=TF_IDF, words=tuple(words), idf=tuple(idf), of_chats=are_chats)
 
 
 def _letters(rows: ReadRows) -> np.ndarray:
