@@ -31,10 +31,15 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     )
     # Splits that are not finished, although none of their files is damaged.
     with suppress(CacheError):  # a damaged manifest has been reported above
-        for split, (finished, count) in entry.progress().items():
-            if finished < count and split not in damaged_splits and not entry.intermediate:
-                problem = f"not finished: {finished} of {count} blocks exist"
-                problems.append(Problem(entry.path / split, problem, f"run the same {entry.command} again"))
+        manifests = {split: entry.manifest(split) for split in entry.splits}
+        for split, (finished, count) in entry.progress(manifests).items():
+            if finished == count or split in damaged_splits or entry.intermediate:
+                continue
+            missing = f"{finished} of {count} blocks exist"
+            if manifests[split].shards and not manifests[split].targets:
+                missing = "its labels are missing"  # without them, no block counts as finished
+            remedy = f"run the same {entry.command} again"
+            problems.append(Problem(entry.path / split, f"not finished: {missing}", remedy))
     return problems
 
 
