@@ -91,9 +91,9 @@ class GGUFTensor:
     parts : list of TensorInfo
         The stored tensors of which it is made; more than one for the matrices of experts.
     names : mapping of str to str
-        The name in the model of each stored tensor.
+        The name in the model of each stored tensor of the file, by its name in the file.
     tensor_processor : TensorProcessor
-        The class of transformers that turns the layout of ggml into that of the model.
+        The object of transformers whose ``process`` turns values in the layout of ggml into that of the model.
     """
 
     def __init__(
@@ -114,19 +114,18 @@ class GGUFTensor:
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return the values at ``index``, float32, dequantised and in the layout of transformers."""
-        # ``process`` returns the values of a part in the layout of transformers, and a name. For a part of a tensor
-        # with experts the name is None, and the values are joined with those of other parts in ``joined``.
+        # ``process`` of transformers either returns the values of a part in its layout, with a name, or, for a part of
+        # the matrices of experts, copies them into the tensor of the whole in ``joined`` and returns no name.
         joined: dict[str, dict[str, Any]] = {"tensors": {}}
-        values: np.ndarray | None = None  # None if the values are in ``joined``
         for part in self.parts:
-            part_values, part_name, _ = self._tensor_processor.process(
+            values, name, _ = self._tensor_processor.process(
                 self.file.values(part), part.name, tensor_key_mapping=self._names, parsed_parameters=joined
             )
-            values = None if part_name is None else part_values
-        if values is None:
-            return joined["tensors"][self.name][index]
-        # A tensor that is stored as float32 would share the read-only memory of the file: a writable one is a copy.
-        return torch.from_numpy(np.require(values, requirements=("C", "W")))[index]
+            is_whole = name is not None  # then it is the only part
+            if is_whole:
+                # Values that are stored as float32 share the read-only memory of the file: a writable array is a copy.
+                return torch.from_numpy(np.require(values, requirements=("C", "W")))[index]
+        return joined["tensors"][self.name][index]
 
     def get_shape(self) -> list[int]:
         """Return the shape of what indexing returns."""

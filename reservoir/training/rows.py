@@ -112,7 +112,7 @@ def raw_batch(model: LoadedModel, scaling: Scaling | None, rows: Split) -> Train
 def to_batch(rows: Split, device: torch.device, is_full: bool | None = None) -> TrainingBatch:
     """Return rows that are already input of the first layer, such as cached hidden states, as tensors on the host.
 
-    The tensors are in page-locked memory if ``device`` is a GPU.
+    The tensors are in page-locked memory if ``device`` is a GPU. ``is_full`` is that of `TrainingBatch`.
     """
     arrays = (rows.x, rows.y, rows.lengths.astype(np.int64))
     tensors = (devices.pinned(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays)

@@ -162,8 +162,9 @@ class _Sample:
 
 
 def _sample(extractor: Extractor) -> _Sample:
-    """Return the means over random training rows, as many as are batched at a time."""
+    """Return the means over random training rows."""
     layout = extractor.layout
+    # As many rows as the extraction reads at a time, among which it sorts rows of similar lengths into batches.
     row_numbers = np.random.default_rng(0).permutation(extractor.rows["train"])[: layout.offset_rows]
     part = extractor.prepared.split("train").take(np.sort(row_numbers))
     loaded = load(extractor.model, extractor.prepared.scaling, part.x, part.lengths, layout.batch_rows)

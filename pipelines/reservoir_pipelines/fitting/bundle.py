@@ -220,30 +220,23 @@ class Bundle:
                     f"readout {folder}: only linear readouts can be exported or explained",
                     "fit with --readout ridge or logistic",
                 )
-            arrays, task = load(files[WEIGHTS]), Task.from_dict(card["task"])
+            task = Task.from_dict(card["task"])
+            arrays = load(files[WEIGHTS])
             if "readout" in card:
                 readout = LinearReadout.from_arrays(arrays, card["readout"])
             elif "kernel" in card:
                 readout = KernelReadout.from_arrays(arrays, card["kernel"])
             else:
                 readout = _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust)
-            # A readout predicts the labels of one token, or those of all tokens of a row.
-            targets = readout.targets
-            fits_task = targets.outputs in (task.outputs, task.outputs * task.readout_tokens)
-            if not fits_task or targets.classes != task.classes:
-                raise ValueError("the labels of the readout are not those of its task")
-            # Symbols have no scaling, and then the file has neither array. With one of the two, `scaling_from_json`
-            # (which takes arrays as well as lists) asks for the other, so that a file that has lost it is refused, not
-            # read as one without a scaling.
-            has_scaling = "offset" in arrays or "scale" in arrays
-            scaling = scaling_from_json(arrays if has_scaling else None, task)
+            _check_targets(readout.targets, task)
+            parts = [
+                replace(_part(values), units=_units(arrays, number))
+                for number, values in enumerate(card["parts"])
+            ]
             return cls(
                 task=task,
-                scaling=scaling,
-                parts=tuple(
-                    replace(_part(values), units=_units(arrays, number))
-                    for number, values in enumerate(card["parts"])
-                ),
+                scaling=_scaling(arrays, task),
+                parts=(*parts,),
                 readout=readout,
                 held_out=_held_out_scores(arrays, task),
                 position_means=checked_means(arrays.get("position_means"), task),
@@ -319,6 +312,21 @@ def _part_of_column(source: ColumnSource[KnownSplit]) -> Part:
         input_digests=spec.input.digests,
         units=source.view.patch_units() if spec.input.kind == "patches" else None,
     )
+
+
+def _check_targets(targets: Targets, task: Task) -> None:
+    """Raise `ValueError` unless a readout predicts the labels of its task: those of one token, or of all of a row."""
+    has_outputs_of_task = targets.outputs in (task.outputs, task.outputs * task.readout_tokens)
+    if not has_outputs_of_task or targets.classes != task.classes:
+        raise ValueError("the labels of the readout are not those of its task")
+
+
+def _scaling(arrays: Mapping[str, np.ndarray], task: Task) -> Scaling | None:
+    """Return the scaling of stored values from the arrays of a bundle; None for symbols, which have none."""
+    # Without a scaling, the file has neither array. With one of the two, `scaling_from_json` (which takes arrays as
+    # well as lists) asks for the other, so that a file that has lost it is refused.
+    has_scaling = "offset" in arrays or "scale" in arrays
+    return scaling_from_json(arrays if has_scaling else None, task)
 
 
 def _units(arrays: Mapping[str, np.ndarray], number: int) -> PatchUnits | None:
@@ -406,12 +414,15 @@ def _windows(values: dict[str, Any]) -> Windows:
     Raise `ValueError` for other windows, and for some that would take too much memory, because a file may name any.
     """
     windows = from_json(Windows, values)
-    sizes = (windows.patch, *windows.dilations)
-    are_around_tokens = windows.stride == 1 and windows.pad == "same" and min(sizes) > 0
-    reach_too_far = windows.patch * max(sizes) > MAX_REACH
-    have_too_many_values = windows.patch * len(sizes) > MAX_WINDOW
-    if not are_around_tokens or reach_too_far or have_too_many_values:
-        raise ValueError("its windows are not around tokens, or are too large")
+    patch = windows.patch  # values of a window; a token has a window for each dilation
+    dilations = windows.dilations
+    are_around_tokens = windows.stride == 1 and windows.pad == "same"
+    if not are_around_tokens or not dilations or min(patch, *dilations) < 1:
+        raise ValueError("its windows are not around tokens")
+    reach_too_far = patch * max(dilations) > MAX_REACH
+    have_too_many_values = patch * len(dilations) > MAX_WINDOW
+    if reach_too_far or have_too_many_values:
+        raise ValueError("its windows are too large")
     return windows
 
 

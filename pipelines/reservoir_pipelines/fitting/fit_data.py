@@ -137,12 +137,14 @@ def _require_same_rows(first: FeatureStore, other: FeatureStore) -> None:
 
 
 def _divide_differently(first: SplitFeatures, other: SplitFeatures) -> bool:
-    """Return whether the rows of two entries are words or tokens with other places in the same texts."""
+    """Return whether the rows of two entries are words or tokens into which texts are divided in different ways."""
     # The rows are no parts of texts, or an import lacks places.
     if first.pointers is None or other.pointers is None:
         return False
-    same_texts = np.array_equal(first.pointers, other.pointers)
-    return not (same_texts and np.array_equal(first.spans, other.spans))
+    # Each text has as many words or tokens in both, and they stand at the same places.
+    have_same_counts = np.array_equal(first.pointers, other.pointers)
+    have_same_places = have_same_counts and np.array_equal(first.spans, other.spans)
+    return not have_same_places
 
 
 def _checked(store: FeatureStore) -> FeatureStore:

@@ -70,16 +70,18 @@ def select(
     fit_baselines: FitBaselines[K],
 ) -> Selection:
     """Fit all candidates and baselines, and choose one."""
-    # Fit all columns, and choose the best readout of the reservoir by its scores on held-out samples.
+    # Fit all columns, and choose the best readout of the reservoir by its scores on held-out samples. The rule compares
+    # units, such as groups of rows, because rows of one unit are no independent evidence.
     fitter = candidates.fitter
     fits, left_out = fit_columns(known, candidates)
     units = fitter.units(known.source(candidates.columns[0]))
     rule = fitter.wins_most_folds if isinstance(fitter, ForecastFitter) else clearly_better
     best_fit = choose_fit(fits, units, candidates.default, rule)
     best = Choice(best_fit, known.source(best_fit.columns), fitter)
-    # Fit the best columns again to fewer rows, and baselines to the same rows as the columns.
+    # Fit the best columns again to fewer rows.
     sizes = candidates.curve_sizes
     curve = fitter.learning_curve(best.source, sizes) if sizes else []
+    # Fit baselines to the same rows as the columns. The progress is one line for all of them.
     work = baseline_work(known, fitter)
     with work_meter("baselines", [work]) as counting, counting(work):
         baselines = fit_baselines(known, fits, fitter, candidates.chooses)

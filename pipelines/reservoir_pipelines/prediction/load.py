@@ -1,8 +1,10 @@
 """Load saved readouts and trained runs, and the models whose features they read."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.loaded_model import LoadedModel, load_model
@@ -71,23 +73,10 @@ def _open_run(folder: Path) -> Bundle:
             run=str(folder),
             step=checkpoint.state.step,
         )
-        # The weights (width, logits) and intercepts (logits,) of the output layer.
         tensors = read_tensors(checkpoint, TRAINED)[TRAINED]
         if "output.weight" not in tensors:  # the output layer was not trained
             tensors = load_run(folder, "cpu", step=part.step).fpt.state_dict()
-        coef = tensors["output.weight"].double().numpy().T
-        intercept = tensors["output.bias"].double().numpy()
-        # A readout of two classes has one score s for each label, which stands for the logits -s and +s. The logits of
-        # classes 0 and 1 take turns.
-        if task.classes == 2:
-            coef = (coef[..., 1::2] - coef[..., ::2]) / 2
-            intercept = (intercept[..., 1::2] - intercept[..., ::2]) / 2
-        # The model predicts standardised targets, a readout those in the unit of the data.
-        if scale := config["settings"].get("targets"):
-            targets = TargetScale(**{name: np.array(values, float) for name, values in scale.items()})
-            coef, intercept = coef * targets.deviation, targets.restore(intercept)
-        arrays = {"coef": np.ascontiguousarray(coef), "intercept": intercept}
-        readout = LinearReadout.from_arrays(arrays, {**vars(task), "temperature": 1.0})
+        readout = _output_layer(tensors, task, config["settings"].get("targets"))
         means = config.get("position_means")
         means = checked_means(None if means is None else np.array(means, np.float32), task)
     return Bundle(
@@ -100,6 +89,30 @@ def _open_run(folder: Path) -> Bundle:
         origin=config.get("origin", ""),  # which older versions did not write
         position_means=means,
     )
+
+
+def _output_layer(
+    tensors: Mapping[str, Tensor], task: Task, target_scale: Mapping[str, list[float]] | None
+) -> LinearReadout:
+    """Return the output layer among the ``tensors`` of a trained model as a readout.
+
+    ``target_scale`` has the fields of the `TargetScale` by which targets were standardised; None if they were not.
+    """
+    coef = tensors["output.weight"].double().numpy().T  # (width, logits)
+    intercept = tensors["output.bias"].double().numpy()  # (logits,)
+    # A readout of two classes has one score s for each label, which stands for the logits -s and +s. The logits of
+    # classes 0 and 1 take turns.
+    if task.classes == 2:
+        coef = (coef[..., 1::2] - coef[..., ::2]) / 2
+        intercept = (intercept[..., 1::2] - intercept[..., ::2]) / 2
+    # The model predicts standardised targets, a readout those in the unit of the data.
+    if target_scale:
+        scale = TargetScale(**{name: np.array(values, float) for name, values in target_scale.items()})
+        coef = coef * scale.deviation
+        intercept = scale.restore(intercept)
+    arrays = {"coef": np.ascontiguousarray(coef), "intercept": intercept}
+    settings = {"outputs": task.outputs, "classes": task.classes, "temperature": 1.0}
+    return LinearReadout.from_arrays(arrays, settings)
 
 
 def load_part(

@@ -106,7 +106,7 @@ class NewTexts:
     @property
     def unread(self) -> int:
         """The number of words that the model does not read; if tokens have labels, that of texts without a token."""
-        tokens = self.tokens[0]
+        tokens = self.tokens[0]  # every model reads the same words and tokens
         if self.task.labels_words:
             return tokens.unread
         # A text has the tokens from one pointer to the next. `TextTokens.unread` counts words alone.
