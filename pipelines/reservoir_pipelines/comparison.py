@@ -13,7 +13,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.evaluation import balanced_interval, evaluate_labels
 from reservoir.readouts.linear import metric_name
 from reservoir.readouts.paired import paired_difference
-from reservoir_pipelines.files import read_checked
+from reservoir_pipelines.files import read_checked, require_intact
 from reservoir_pipelines.fitting.predictions_csv import BEST, GROUP, GROUP_NUMBER, PREDICTIONS, RESERVOIR
 from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.output import Record, notify
@@ -149,6 +149,8 @@ def _common_metric(first_run: _Predictions, second_run: _Predictions) -> str:
 
 def _read(path: Path) -> _Predictions:
     """Return the test predictions in a folder of `fit` or `train`, or in the folder of a file such as readout.json."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder", "name a folder that fit or train wrote")
     folder = path if path.is_dir() else path.parent
     file = folder / PREDICTIONS
     summary = next((folder / name for name in (SUMMARY, RESULT) if (folder / name).is_file()), None)
@@ -164,6 +166,7 @@ def _read(path: Path) -> _Predictions:
     groups: dict[str, str] = {}
     with as_input_error(f"{folder}: damaged", "run the command that wrote it again"):
         summary_values = read_checked(summary)
+        require_intact(file, summary_values)
         evaluation = summary_values["evaluation"]
         classes = tuple(map(str, evaluation["classes"]))
         column = _compared_column(summary_values, folder)

@@ -58,6 +58,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 DIGEST = "sha256"  # key of the digest in files with JSON
+FILES = "files"  # key of the digests of the files that a summary describes
 
 
 class DamagedError(ValueError):
@@ -82,6 +83,18 @@ def write_checked(path: Path, values: Mapping[str, Any], *, durable: bool = True
 def read_checked(path: Path) -> dict[str, Any]:
     """Return what `write_checked` wrote; raise `ValueError` for any other file, `DamagedError` if it has changed."""
     return _verified(read_regular(path))
+
+
+def with_digests(summary: Mapping[str, Any], files: Iterable[Path]) -> dict[str, Any]:
+    """Return the values of a summary, and the digests of the files that it describes by their names."""
+    return {**summary, FILES: {file.name: file_digest(file) for file in files}}
+
+
+def require_intact(file: Path, summary: Mapping[str, Any]) -> None:
+    """Raise `DamagedError` if a file has changed since a summary was written; earlier versions wrote no digests."""
+    digests = summary.get(FILES, {})
+    if file.name in digests and file_digest(file) != digests[file.name]:
+        raise DamagedError(f"{file.name} has changed since it was written")
 
 
 def _verified(text: bytes) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 import skops.io
 from reservoir_cache import Entry, FeatureStore, SplitFeatures, locked, write_targets
 from reservoir_pipelines import compare, export, extract, fit, predict, report, train
+from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import predictions_csv
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.sklearn_fitter import EstimatorReadout, linear_form
@@ -241,9 +242,17 @@ def test_a_file_that_would_be_too_large_leaves_out_layers(extracted, tmp_path, m
     assert "best" in columns and "raw" in columns and "embed" not in columns
 
 
+def copy_without_digests(folder, target):
+    """Copy a fit as earlier versions wrote it, without the digests of its tables, which can then be changed."""
+    shutil.copytree(folder, target)
+    summary = read_checked(target / "fit.json")
+    del summary["files"]
+    write_checked(target / "fit.json", summary)
+
+
 def without_rows(folder, target, dropped, change=lambda line: line):
     """Copy a fit without some of its test rows, and with changed lines."""
-    shutil.copytree(folder, target)
+    copy_without_digests(folder, target)
     with (folder / "predictions.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     with (target / "predictions.csv").open("w", newline="") as file:
@@ -327,7 +336,7 @@ def test_reservoirs_are_compared_although_both_fits_saved_the_same_baseline(tmp_
 
 
 def test_the_order_of_rows_in_a_file_does_not_matter(pair, tmp_path):
-    shutil.copytree(pair[1], tmp_path / "turned")
+    copy_without_digests(pair[1], tmp_path / "turned")
     head, *lines = (pair[1] / "predictions.csv").read_text().splitlines(keepends=True)
     (tmp_path / "turned" / "predictions.csv").write_text(head + "".join(reversed(lines)))
     found, expected = compare(pair[0], tmp_path / "turned"), compare(*pair)
@@ -345,6 +354,7 @@ def test_fits_that_cannot_be_compared_are_refused(pair, tmp_path):
     assert "several test rows have the id '5'" in outcome(lambda: compare(first, twice))
     (tmp_path / "empty").mkdir()
     assert "not the folder of a fit or a run" in outcome(lambda: compare(first, tmp_path / "empty"))
+    assert "no such file" in outcome(lambda: compare(first, first / "nothing"))
     for content in (
         "",
         "split,id\ntest,1\n",
@@ -355,6 +365,17 @@ def test_fits_that_cannot_be_compared_are_refused(pair, tmp_path):
         assert outcome(lambda: compare(first, other)).count("\n") == 0
     (other / "predictions.csv").unlink()
     assert "no predictions.csv" in outcome(lambda: compare(first, other))
+
+
+@pytest.mark.parametrize("name", ["predictions.csv", "results.csv"])
+def test_tables_that_have_changed_since_their_fit_are_refused(name, pair, tmp_path):
+    shutil.copytree(pair[0], tmp_path / "f")
+    table = tmp_path / "f" / name
+    table.write_bytes(table.read_bytes()[:-20])
+    message = (
+        outcome(compare, tmp_path / "f", pair[1]) if name == "predictions.csv" else outcome(report, [tmp_path / "f"])
+    )
+    assert f"{name} has changed since it was written" in message
 
 
 def test_a_run_of_train_is_compared_with_a_fit(tmp_path, tiny_gpt2):
@@ -382,13 +403,14 @@ def test_intervals_of_comparisons_and_of_train_count_stretches_of_windows(tmp_pa
     assert run.evaluation.groups == result.evaluation.groups == 10
     assert both.second_interval == pytest.approx(result.evaluation.interval)
     # A file of an earlier version has no units, although the evaluation counts them.
+    copy_without_digests(tmp_path / "fit", tmp_path / "older")
     with (tmp_path / "fit/predictions.csv").open(newline="") as file:
         lines = [{name: cell for name, cell in line.items() if name != "unit"} for line in csv.DictReader(file)]
-    with (tmp_path / "fit/predictions.csv").open("w", newline="") as file:
+    with (tmp_path / "older/predictions.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [*lines[0]])
         writer.writeheader()
         writer.writerows(lines)
-    assert "lacks the units of its rows" in outcome(lambda: compare(run.run, result.saved))
+    assert "lacks the units of its rows" in outcome(lambda: compare(run.run, tmp_path / "older"))
 
 
 def test_repeated_inputs_of_test_rows_count_once_in_train_and_in_comparisons(tmp_path):

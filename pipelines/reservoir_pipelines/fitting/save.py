@@ -9,7 +9,7 @@ from reservoir_cache import locked, remove_leftovers
 
 from reservoir.option_fields import typed
 from reservoir.options import FitOptions
-from reservoir_pipelines.files import json_digest, write_checked, write_csv
+from reservoir_pipelines.files import json_digest, with_digests, write_checked, write_csv
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluate import Scores
 from reservoir_pipelines.fitting.fit_data import Known
@@ -66,7 +66,8 @@ def save(
         write_csv(fit.results, _table_lines(fit))
         if fit.layer_scores:
             write_csv(folder / LAYERS, _layer_lines(fit, options))
-        write_checked(folder / SUMMARY, summary)
+        tables = (fit.predictions, fit.results)  # which compare and report read
+        write_checked(folder / SUMMARY, with_digests(summary, tables))
         # In the cache, the default folder <cache>/readouts/<task>/<name> tells `report` where the files are. Each
         # ``--out`` has a note of its own, which is named by its content.
         is_in_cache = default_folder.parents[1].name == "readouts"

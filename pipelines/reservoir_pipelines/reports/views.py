@@ -15,7 +15,7 @@ from reservoir_cache import read_regular
 from reservoir.column import names_of, parse_columns, single_column
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
-from reservoir_pipelines.files import read_checked
+from reservoir_pipelines.files import read_checked, require_intact
 from reservoir_pipelines.fitting.results import SUMMARY, Result, entry_names, score_grid
 from reservoir_pipelines.output import as_json, score_text
 from reservoir_pipelines.plots import PagePlot, ScoreGrid
@@ -45,7 +45,11 @@ Values = Mapping[str, Any]
 
 
 def fit_values(summary: Values, results: Path) -> dict[str, Any]:
-    """Return the values of a fit for the page, from its summary and the file ``results`` with all readouts."""
+    """Return the values of a fit for the page, from its summary and the file ``results`` with all readouts.
+
+    Raise `DamagedError` if the file is not the one that the summary describes.
+    """
+    require_intact(results, summary)
     best, evaluation = summary["best"], summary["evaluation"]
     # Estimators of scikit-learn and repetitions of a series have no penalty.
     penalty = "" if best["alpha"] is None else f" {best['alpha']:.3g}"

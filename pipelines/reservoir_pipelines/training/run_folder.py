@@ -13,7 +13,7 @@ from reservoir.errors import InputError, as_input_error, writing
 from reservoir.file_checks import fits, from_json
 from reservoir.options import TrainOptions
 from reservoir.training.trainer import State
-from reservoir_pipelines.files import json_digest, read_checked, read_lines, versions
+from reservoir_pipelines.files import FILES, json_digest, read_checked, read_lines, versions
 
 FORMAT = 1  # version of the configuration, increased when a value changes its name or meaning
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "run.json"
@@ -184,7 +184,11 @@ class RunFolder:
         """Return the result, built from its JSON values, or None if the run has not finished."""
         path = self.path / RESULT
         with as_input_error(f"{path}: damaged", "remove it, and continue with --resume"):
-            return build(read_checked(path)) if path.exists() else None
+            if not path.exists():
+                return None
+            values = read_checked(path)
+            values.pop(FILES, None)
+            return build(values)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -15,7 +15,8 @@ from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TrainO
 from reservoir.plan.columns import split_names
 from reservoir.tasks import variant_of
 from reservoir.training.trainer import processes
-from reservoir_pipelines.files import cache_root, write_checked
+from reservoir_pipelines.files import cache_root, with_digests, write_checked
+from reservoir_pipelines.fitting.predictions_csv import PREDICTIONS
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion, plot_training
 from reservoir_pipelines.training.checkpoints import Display, train_in_folder
@@ -123,7 +124,9 @@ def train_once(
             )
             plot_confusion(folder.path / CONFUSION, result.evaluation, job.title)
             # The result is written last, so that a resumed run draws the plots of a killed one.
-            write_checked(folder.path / RESULT, result.to_dict())
+            predictions = folder.path / PREDICTIONS
+            tables = [predictions] if predictions.exists() else []  # which compare reads
+            write_checked(folder.path / RESULT, with_digests(result.to_dict(), tables))
         return result
 
 
