@@ -107,16 +107,17 @@ def run(arguments: list[str]) -> int:
         with heartbeat("reservoir"):
             # typer returns what the command returns: an exit code, or None.
             code = _tree()(arguments or ["--help"], prog_name="reservoir", standalone_mode=False)
+    except SystemExit as end:
+        # If the reader of our output, such as head, has ended, typer ends with code 1. That is no fault of the command.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        code = 0
     except UsageError as error:
         return _print_fault(_usage_message(error), INVALID)
     except (InputError, CacheError, FailedError) as error:
         return _print_fault(str(error), FAILED if isinstance(error, FailedError) else INVALID)
     except typer.Abort:  # Ctrl-C or Ctrl-D at a question
         return _print_fault("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output, such as head, has ended
-        # When it exits, Python flushes stdout, fails once more, and would report that on stderr.
-        sys.stderr.close()
-        code = 0
     except (OSError, MemoryError, RuntimeError) as error:
         fault = _system_fault(error) if isinstance(error, OSError) else _memory_fault(error)
         if fault is None:  # a bug, which needs its traceback

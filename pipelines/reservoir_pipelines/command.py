@@ -232,15 +232,24 @@ def _parameter(item: Field[Any]) -> inspect.Parameter:
     elif item.default is not None and not isinstance(item.default, bool):
         default_text = str(item.default)
     flag = flag_of(item)
-    metavar: dict[str, Any] = {"metavar": "NAME=VALUE"} if is_mapping else {}
+    reading: dict[str, Any] = {"metavar": "NAME=VALUE"} if is_mapping else {}
+    if value_type is Path:
+        reading = {"metavar": "<path>", "parser": _given_path}
     info = typer.Option(
         f"{flag}/--no-{flag[2:]}" if item.default is True else flag,
         help=item.metadata["help"] + ("" if default_text is None else f" [default: {default_text}]"),
         show_default=False,
         rich_help_panel=item.metadata["panel"],
-        **metavar,
+        **reading,
     )
     return keyword(item.name, None, Annotated[value_type | None, info])
+
+
+def _given_path(text: str) -> Path:
+    """Return a path; refuse an empty one, as of a variable of the shell that is not set, which would be this folder."""
+    if not text:
+        raise typer.BadParameter("it is empty; give a path, or leave the option out")
+    return Path(str(text))  # a configuration file may give a number
 
 
 def _read_config(context: typer.Context, file: Path | None) -> Path | None:

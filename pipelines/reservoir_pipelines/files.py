@@ -86,8 +86,8 @@ def read_checked(path: Path) -> dict[str, Any]:
 
 
 def with_digests(summary: Mapping[str, Any], files: Iterable[Path]) -> dict[str, Any]:
-    """Return the values of a summary, and the digests of the files that it describes by their names."""
-    return {**summary, FILES: {file.name: file_digest(file) for file in files}}
+    """Return the values of a summary, and the digests of those of ``files`` that exist by their names."""
+    return {**summary, FILES: {file.name: file_digest(file) for file in files if file.exists()}}
 
 
 def require_intact(file: Path, summary: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -89,6 +90,16 @@ def test_the_line_and_the_exit_code_of_an_error(monkeypatch, refusal, number, pa
     line = refusal("tasks", code=code)
     assert line.startswith(f"reservoir: {path}: " if path else f"reservoir: {os.strerror(number)}")
     assert os.strerror(number) in line and remedy in line
+
+
+def test_a_reader_of_the_output_that_has_ended_is_no_fault(monkeypatch):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    output = os.fdopen(write_end, "w", buffering=1)
+    monkeypatch.setattr(sys, "stdout", output)
+    assert run(["tasks"]) == 0
+    with suppress(BrokenPipeError):
+        output.close()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Training learns tasks that a readout cannot, and equals a plain loop; its runs can predict and be swept."""
 
+import hashlib
 import json
 import shutil
 import signal
@@ -182,7 +183,9 @@ def test_a_run_stores_its_settings_and_history(cache, painted):
     assert [line["step"] for line in done.history] == [1, 2, 2, 3, 4, 4]
     assert (done.path / "curve.png").stat().st_size > 2000
     kept = json.loads((done.path / "run.json").read_text())
-    assert kept.pop("sha256") and kept == done.to_dict()
+    digest = hashlib.sha256((done.path / "predictions.csv").read_bytes()).hexdigest()
+    assert kept.pop("sha256") and kept.pop("files") == {"predictions.csv": digest}
+    assert kept == done.to_dict()
 
 
 @pytest.mark.parametrize(

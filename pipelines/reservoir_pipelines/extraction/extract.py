@@ -21,7 +21,7 @@ from reservoir_cache import (
 )
 
 from reservoir.backbone_names import full_name
-from reservoir.errors import InputError, nearest
+from reservoir.errors import InputError, nearest, require_path
 from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
 from reservoir.tasks import TASKS
@@ -219,6 +219,7 @@ def find_entry(root: Path, name: str, *, labelled: bool = False, **flags: Any) -
     **flags
         Options with which a task or file must have been extracted; None and "auto" match any.
     """
+    require_path(name, "the name of the entry")
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))
     may_be_digits = len(name) > 5
@@ -275,9 +276,11 @@ def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any], *, labelled:
         if entry.path in content_of_entry:
             _rename_rows(entry, *content_of_entry[entry.path])
         return entry
-    if is_own_file:
-        # No entry may have the required settings, so that the file was not read above.
-        readings = readings or [_read_or_error(name, as_group(flags, RowOptions), root)]
+    # If no entry has the required settings, the file was not read above. A fit says whether it can be read at all, for
+    # which other commands, which only look for an entry, do not read it.
+    if is_own_file and labelled and not readings:
+        readings.append(_read_or_error(name, as_group(flags, RowOptions), root))
+    if readings:
         _refuse_unreadable(readings, labelled=labelled)
     what = f"the present content of {name}" if is_own_file else repr(name)
     options = ", ".join(f"{flag} {value}" for flag, value in required.items())

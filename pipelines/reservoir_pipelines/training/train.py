@@ -124,9 +124,7 @@ def train_once(
             )
             plot_confusion(folder.path / CONFUSION, result.evaluation, job.title)
             # The result is written last, so that a resumed run draws the plots of a killed one.
-            predictions = folder.path / PREDICTIONS
-            tables = [predictions] if predictions.exists() else []  # which compare reads
-            write_checked(folder.path / RESULT, with_digests(result.to_dict(), tables))
+            write_checked(folder.path / RESULT, with_digests(result.to_dict(), [folder.path / PREDICTIONS]))
         return result
 
 
