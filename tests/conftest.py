@@ -121,7 +121,7 @@ SMALL_DEFAULTS = {
     "reservoir.inputs.patch_units.WHITENING_WINDOWS": 20_000,
     "reservoir.plan.candidates._repeats_of": lambda train_rows: 2 if train_rows < 600 else 1,
     "reservoir_pipelines.fitting.baselines.ALPHAS": np.array([1.0, 100.0]),
-    "reservoir_pipelines.fitting.candidates.LOGISTIC_ALPHAS": LOGISTIC_ALPHAS[::3],
+    "reservoir_pipelines.fitting.candidates.LOGISTIC_ALPHAS": LOGISTIC_ALPHAS[3::3],
 }
 DEFAULTS_OF = ("fitting.baselines", "fitting.candidates", "estimators.predictor")
 SMALL_DEFAULTS |= {f"reservoir_pipelines.{module}.DEFAULT_ALPHAS": DEFAULT_ALPHAS[::4] for module in DEFAULTS_OF}
@@ -185,6 +185,25 @@ def narrow_mini(_narrow, monkeypatch):
     folder, config = _narrow
     monkeypatch.setitem(backbone_names.SHIPPED, "mini", folder)
     monkeypatch.setitem(backbone_names.KNOWN, "mini", ("gpt2", config.to_dict()))
+
+
+@pytest.fixture(scope="module")
+def one_renderer():
+    """Render the chats of a model in one process, however often it is loaded, because a start takes a second."""
+    from reservoir.inputs import text_reader
+    from reservoir.inputs.chat_template import ChatTemplate
+
+    templates = {}
+
+    def template_of(template, special_tokens, where):
+        key = template, json.dumps(special_tokens), where
+        if key not in templates:
+            templates[key] = ChatTemplate(template, special_tokens, where)
+        return templates[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_reader, "ChatTemplate", template_of)
+        yield
 
 
 @pytest.fixture(scope="module")

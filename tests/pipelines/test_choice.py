@@ -294,7 +294,8 @@ def unreadable(monkeypatch):
     def start():
         features, raw = attrgetter("split"), attrgetter("name")
         monkeypatch.setattr(SplitFeatures, "_encoded", guard(SplitFeatures._encoded, features))
-        monkeypatch.setattr(SplitFeatures, "_targets", property(guard(SplitFeatures._targets.func, features)))
+        # What the cached property has read is kept, because a fit asks for it thousands of times.
+        monkeypatch.setattr(SplitFeatures, "_targets", property(guard(SplitFeatures._targets.__get__, features)))
         monkeypatch.setattr(PreparedSplit, "_read", guard(PreparedSplit._read, raw))
 
     return start

@@ -1,6 +1,7 @@
 """Exported models equal `predict` and run without this package; `explain` equals the model on changed rows."""
 
 import json
+import resource
 import subprocess
 import sys
 import zipfile
@@ -16,7 +17,6 @@ from reservoir_pipelines.prediction.explain import explain_rows
 from reservoir_pipelines.prediction.export import Export, build
 
 from reservoir import InputError
-from tests.helpers import COMMAND, Child
 from tests.reservoir.models import WORDS, save_with_chat_template, save_with_processor, save_with_tokenizer
 
 ROWS, LONGEST, DIM = 60, 24, 2
@@ -24,10 +24,10 @@ CASES = {
     "three": {"layers": "embed", "pool": "mean,segments8"},
     "rounded": {"layers": "block02", "pool": "max", "compute": "bfloat16"},
     "all rounded": {"layers": "block02", "pool": "max", "compute": "bfloat16-all"},
-    "two": {"layers": "final", "pool": "last"},
+    "two": {"layers": "block01", "pool": "last"},
     "regression": {"layers": "block01", "pool": "all"},
     "tokens": {"layers": "block01", "pool": "last"},
-    "symbols": {"layers": "block03", "pool": "first"},
+    "symbols": {"layers": "final", "pool": "first"},
     "quantiles": {"layers": "block01", "pool": "quantiles3,fading2,attention2"},
     "beside": {"layers": "embed", "pool": "tokens"},
     "windows": {"layers": "block02", "pool": "mean", "patch": 4, "stride": 2},
@@ -105,6 +105,13 @@ def inputs(file):
         return (x if x.dtype.kind == "f" else x.astype(np.int64)), arrays["lengths"]
 
 
+def other_batch(x, lengths):
+    """Return which rows are short, and these rows as a batch of another length with other padding."""
+    few = lengths < 16
+    inside = (np.arange(16) < lengths[few, None]).reshape(-1, 16, *[1] * (x.ndim - 2))
+    return few, np.where(inside, x[few, :16], x.dtype.type(5))
+
+
 # torch 2.6 cannot serialize the size of a batch, so export refuses it in one line.
 can_export = pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="export needs torch 2.7")
 
@@ -122,19 +129,19 @@ def test_the_module_equals_predict(readouts, case):
 
 
 @can_export
-@pytest.mark.parametrize("case", ["tokens", pytest.param("quantiles", marks=pytest.mark.slow), "raw symbols"])
+@pytest.mark.parametrize(
+    "case",
+    ["raw tokens", "raw symbols", *(pytest.param(case, marks=pytest.mark.slow) for case in ("tokens", "quantiles"))],
+)
 def test_the_program_equals_the_module(readouts, tmp_path, case):
     saved, file = readouts(case)
     x, lengths = inputs(file)
     done = export(saved, out=tmp_path / "new" / "m.pt2")
-    assert done.tokens == (4 if case == "tokens" else 2, LONGEST)
+    assert done.tokens == (4 if case.endswith("tokens") else 2, LONGEST)
     run = torch.export.load(done.model).module()
     whole = run(torch.from_numpy(x), torch.from_numpy(lengths)).numpy()
     np.testing.assert_allclose(read(whole, saved), expected(saved, file), atol=ROUNDING.get(case, 1e-5))
-    # Another batch of another length, with other padding.
-    few = lengths < 16
-    inside = (np.arange(16) < lengths[few, None]).reshape(-1, 16, *[1] * (x.ndim - 2))
-    padded = np.where(inside, x[few, :16], x.dtype.type(5))
+    few, padded = other_batch(x, lengths)
     other = run(torch.from_numpy(padded), torch.from_numpy(lengths[few])).numpy()
     np.testing.assert_allclose(other, whole[few], atol=1e-4)
 
@@ -195,23 +202,29 @@ def test_an_export_runs_without_this_package_and_holds_no_paths(readouts, tmp_pa
     assert card["inputs"]["x"]["shape"] == ["batch", "tokens", "2"]
     assert card["classes"] == ["down", "up"]
     x, lengths = inputs(file)
-    np.savez(tmp_path / "in.npz", x=x, lengths=lengths)
+    few, padded = other_batch(x, lengths)
+    np.savez(tmp_path / "whole.npz", x=x, lengths=lengths)
+    np.savez(tmp_path / "few.npz", x=padded, lengths=lengths[few])
     code = (
         "import sys, torch, numpy as np\n"
         "sys.modules['reservoir'] = sys.modules['reservoir_pipelines'] = sys.modules['transformers'] = None\n"
-        "a = np.load('in.npz'); x, lengths = torch.from_numpy(a['x']), torch.from_numpy(a['lengths'])\n"
-        f"{card['call']}\n"
-        "np.save('out.npy', logits.numpy())"
+        "for name in ('whole', 'few'):\n"
+        "    a = np.load(f'{name}.npz'); x, lengths = torch.from_numpy(a['x']), torch.from_numpy(a['lengths'])\n"
+        f"    {card['call']}\n"
+        "    np.save(f'{name}.npy', logits.numpy())"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
-    np.testing.assert_allclose(read(np.load(tmp_path / "out.npy"), saved), expected(saved, file), atol=1e-5)
+    whole, other = (np.load(tmp_path / f"{name}.npy") for name in ("whole", "few"))
+    np.testing.assert_allclose(read(whole, saved), expected(saved, file), atol=1e-5)
+    np.testing.assert_allclose(other, whole[few], atol=1e-4)
 
 
 @can_export
-def test_onnx_equals_predict(readouts, tmp_path, capfd):
+@pytest.mark.parametrize("case", ["raw", pytest.param("raw and more", marks=pytest.mark.slow)])
+def test_onnx_equals_predict(readouts, tmp_path, capfd, case):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    saved, file = readouts("raw and more")
+    saved, file = readouts(case)
     x, lengths = inputs(file)
     want = expected(saved, file)
     capfd.readouterr()
@@ -348,8 +361,8 @@ def test_a_model_of_images_is_exported_after_its_processor(cache, tmp_path, capf
 
 
 @can_export
-def test_export_refuses_other_formats_and_missing_packages(readouts, tmp_path, monkeypatch):
-    saved, _ = readouts("two")
+def test_export_refuses_other_formats_missing_packages_and_full_disks(readouts, tmp_path, monkeypatch, call):
+    saved, _ = readouts("raw")
     with pytest.raises(InputError, match="choose torch or onnx"):
         export(saved, to="tflite")
     with monkeypatch.context() as patch:
@@ -359,8 +372,12 @@ def test_export_refuses_other_formats_and_missing_packages(readouts, tmp_path, m
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         export(saved, out=tmp_path / "file" / "m.pt2")
-    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000)); {COMMAND}"  # a full disk
-    code, _, err = Child(limited, "export", saved, "--out", tmp_path / "m.pt2").ended()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, limits[1]))  # as on a full disk
+    try:
+        code, _, err = call("export", saved, "--out", tmp_path / "m.pt2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (code, err) == (2, f"reservoir: {tmp_path}/m.pt2: cannot be written (File too large); name another --out\n")
 
 

@@ -31,12 +31,12 @@ from tests.helpers import contents
 from tests.reservoir.models import save_with_chat_template, save_with_tokenizer
 from tests.tasks.samples import write_csv
 
-SETTINGS = {"limit": 200, "compute": "float32", "layers": "embed,final"}
+SETTINGS = {"limit": 100, "compute": "float32", "layers": "embed,final"}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def short_blocks():
-    """Cut 600 rows into 39 blocks, one block per task of a worker."""
+    """Cut 300 rows into 21 blocks, one block per task of a worker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BLOCK_ROWS, "cpu", 16)
         patch.setitem(entries.MAX_TOKENS, "cpu", 1)
@@ -60,7 +60,7 @@ def files_of(done):
 
 
 def after_shards(root, act):
-    """Start a thread that calls ``act`` when ten of the 39 blocks exist; return the thread."""
+    """Start a thread that calls ``act`` when five of the 21 blocks exist; return the thread."""
 
     def count():
         # A folder may vanish while it is listed, which `os.walk` ignores and `Path.rglob` does not.
@@ -68,7 +68,7 @@ def after_shards(root, act):
         return sum(name.startswith("0") and name.endswith("-0.h5") for name in names)
 
     def watch():
-        while count() < 10:
+        while count() < 5:
             time.sleep(0.005)
         act()
 
@@ -85,14 +85,14 @@ def test_a_broken_connection_is_opened_again(cluster, expected, tiny_gpt2, tmp_p
 
     def lose_the_connection(futures, **settings):
         calls.append(len(futures))
-        if len(calls) == 10:
+        if len(calls) == 5:
             raise CommClosedError
         return wait(futures, **settings)
 
     monkeypatch.setattr(distributed, "wait", lose_the_connection)
     settings = SETTINGS | {"scheduler": cluster.scheduler_address}
     assert files_of(extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings)) == expected
-    assert len(calls) > 10 and "the connection was lost" in capsys.readouterr().err
+    assert len(calls) > 5 and "the connection was lost" in capsys.readouterr().err
 
 
 @contextmanager
@@ -270,6 +270,7 @@ def test_a_worker_is_accepted_unless_it_computes_other_features(share, monkeypat
         sharing.open_share(share)
 
 
+@pytest.mark.usefixtures("one_renderer")
 def test_a_worker_makes_the_masks_of_each_command_that_adds_columns_to_an_entry(tmp_path):
     """The template prints special tokens, which the pooling ``words`` leaves out and ``mean`` reads."""
     folder = save_with_chat_template(tmp_path / "llama")
@@ -346,7 +347,7 @@ def test_texts_that_workers_cut_are_counted_as_in_one_process(how, cluster, tmp_
 
 def test_a_worker_with_another_model_is_refused(alone, tiny_gpt2):
     root, backbone = alone.entry.parents[2], str(tiny_gpt2)
-    options = ExtractOptions(backbone=backbone, limit=200, compute="float32", layers="embed,final", cache=root)
+    options = ExtractOptions(backbone=backbone, limit=100, compute="float32", layers="embed,final", cache=root)
     share = sharing.Share(options, prepare("digits", cache=root).path, alone.store.entry.key)
     assert sharing.work(share, alone.entry, alone.columns, [("train", 0)]).rows == 0  # the block exists already
     (alone.entry / "train" / "00001-0.h5").unlink()

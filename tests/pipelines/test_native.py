@@ -595,6 +595,7 @@ def write_spans(path: Path, rows: int) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("one_renderer")
 def test_a_readout_of_answers_labels_new_chats_as_the_features_of_extract_do(cache, tmp_path, capfd):
     folder = str(save_with_chat_template(tmp_path / "llama"))
     file = write_chats(tmp_path / "chats.jsonl", 60)
@@ -620,6 +621,7 @@ def test_a_readout_of_answers_labels_new_chats_as_the_features_of_extract_do(cac
     assert "template" in outcome(lambda: list(predict(tmp_path / "readout", file)))
 
 
+@pytest.mark.usefixtures("one_renderer")
 def test_attention_and_training_do_not_read_the_json_of_chats_unnoticed(cache, tmp_path, capfd):
     folder, file = save_with_chat_template(tmp_path / "llama"), write_chats(tmp_path / "chats.jsonl", 30)
     maps = attention(file, chat=True, backbone=folder, average=1)
@@ -639,6 +641,7 @@ def test_training_says_that_letters_are_its_symbols(cache, tmp_path, capfd):
         assert (note in capfd.readouterr().err) == has_note
 
 
+@pytest.mark.usefixtures("one_renderer")
 def test_new_chats_that_the_template_refuses_are_skipped_and_the_others_labelled(cache, tmp_path, capfd):
     refuses_systems = "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no systems') }}"
     refuses_systems += "{% endif %}{{ m['content'] }} {% endfor %}"

@@ -1,6 +1,7 @@
 """Labels of words and of spans become those of a model's own tokens, as a transformers model run by hand has them."""
 
 import csv
+import functools
 import json
 import re
 import shutil
@@ -87,10 +88,15 @@ def fitted(model, tmp_path_factory):
     return features, fit(features, out=folder / "readout", **options), path
 
 
+@functools.cache  # loading takes longer than reading a text
+def loaded(folder):
+    return AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+
+
 @torch.no_grad()
 def by_hand(folder, text):
     """Return token IDs, offsets and the hidden states of all layers of one text."""
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    tokenizer, model = loaded(folder)
     encoded = tokenizer(text, return_offsets_mapping=True, return_tensors="pt")
     offsets = encoded.pop("offset_mapping")[0].tolist()
     states = model(**encoded, output_hidden_states=True).hidden_states
