@@ -240,6 +240,20 @@ def cuda_streams(monkeypatch):
     return computing
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _hdf5_in_this_process(request):
+    """Check HDF5 files in this process in the tests of tasks, because a process for each file takes a second.
+
+    The tests of faults and of the pipelines check them in a process with limits, as users do.
+    """
+    from reservoir_pipelines.data.hdf5 import read_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name == "tasks":
+            patch.setattr("reservoir_pipelines.data.hdf5._check_in_child", read_once)
+        yield
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """Return an empty cache root that every stage of the test uses; publishers' data is found only by --data."""

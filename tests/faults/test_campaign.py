@@ -22,7 +22,7 @@ CAMPAIGN = "import sys; from tests.faults.__main__ import main; sys.exit(main())
 
 def test_nothing_is_lost(tmp_path):
     table = tmp_path / "table.md"
-    code, out, err = Child(CAMPAIGN, "--scale", "0.003", "--parts", "bits,inputs", "--out", table).ended()
+    code, out, err = Child(CAMPAIGN, "--scale", "0.001", "--parts", "bits,inputs", "--out", table).ended()
     assert code == 0, err + out
     assert table.read_text().splitlines()[-1].endswith("| **0** |")
 

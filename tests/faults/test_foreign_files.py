@@ -72,6 +72,14 @@ def extracted(rows, tiny_gpt2):
     return extract(str(rows), cache=rows.parent / "cache", **settings)
 
 
+@pytest.fixture(scope="module")
+def linear(extracted, tmp_path_factory):
+    """Return the folder of a ridge readout, which tests copy before they change it."""
+    folder = tmp_path_factory.mktemp("linear")
+    fit(extracted, readout="ridge", alphas="1:10:2", columns="final/mean", out=folder)
+    return folder
+
+
 @pytest.fixture
 def entry(extracted, cache):
     folder = extracted.entry
@@ -439,8 +447,8 @@ def test_fit_says_that_a_readout_will_need_trust(extracted, tmp_path, capfd):
         ("task", {"classes": 999_999}, "999,999 classes are more than 50,000; merge rare classes"),
     ],
 )
-def test_settings_of_a_linear_readout_name_nothing_to_call(extracted, rows, tmp_path, part, change, message, refusal):
-    fit(extracted, readout="ridge", alphas="1:10:2", columns="final/mean", out=tmp_path)
+def test_settings_of_a_linear_readout_name_nothing_to_call(linear, rows, tmp_path, part, change, message, refusal):
+    shutil.copytree(linear, tmp_path, dirs_exist_ok=True)
     card = read_checked(tmp_path / "readout.json")
     model, (name,) = card["parts"][0], card["files"]
     arrays = load_file(tmp_path / name)
@@ -452,16 +460,16 @@ def test_settings_of_a_linear_readout_name_nothing_to_call(extracted, rows, tmp_
 
 
 @pytest.mark.parametrize("pattern", ["readout.json", "readout-*.safetensors"])
-def test_a_pipe_in_place_of_a_file_of_a_readout_is_refused(extracted, rows, tmp_path, pattern, refusal):
-    fit(extracted, readout="ridge", alphas="1:10:2", columns="final/mean", out=tmp_path)
+def test_a_pipe_in_place_of_a_file_of_a_readout_is_refused(linear, rows, tmp_path, pattern, refusal):
+    shutil.copytree(linear, tmp_path, dirs_exist_ok=True)
     (file,) = tmp_path.glob(pattern)
     file.unlink()
     os.mkfifo(file)
     assert "not a regular file" in refusal("predict", tmp_path, rows)
 
 
-def test_a_pipe_in_place_of_the_table_of_a_fit_is_refused(extracted, tmp_path, refusal):
-    fit(extracted, readout="ridge", alphas="1:10:2", columns="final/mean", out=tmp_path)
+def test_a_pipe_in_place_of_the_table_of_a_fit_is_refused(linear, tmp_path, refusal):
+    shutil.copytree(linear, tmp_path, dirs_exist_ok=True)
     (tmp_path / "results.csv").unlink()
     os.mkfifo(tmp_path / "results.csv")
     assert "not a regular file" in refusal("report", tmp_path)

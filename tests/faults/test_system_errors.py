@@ -212,17 +212,16 @@ FOLDERS = os.pathsep.join(str(Path(__file__).resolve().parents[2] / part) for pa
 
 
 def write_labelled(path, names, rows=60):
-    """Write sequences of two classes with these names, which differ in their mean."""
+    """Write sequences of classes with these names; the first half of the classes has a lower mean than the second."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(rows, 6, 2)).astype(np.float32)
     x[rows // 2 :] += 2
-    np.savez(path, x=x, y=np.array(names)[np.arange(rows) // (rows // 2)])
+    np.savez(path, x=x, y=np.array(names)[np.arange(rows) // (rows // len(names))])
     return path
 
 
-@pytest.mark.parametrize("name", ["$x_{$", "\ud800", "\x1b[31m"])
-def test_labels_that_are_no_formulas_are_drawn_and_the_readout_is_saved(name, tmp_path, call, painted):
-    data = write_labelled(tmp_path / "rows.npz", ["plain", name])
+def test_labels_that_are_no_formulas_are_drawn_and_the_readout_is_saved(tmp_path, call, painted):
+    data = write_labelled(tmp_path / "rows.npz", ["plain", "$x_{$", "\ud800", "\x1b[31m"])
     flags = ("--cache", tmp_path / "cache", "--backbone", "mini:n_layer=1,n_embd=16", "--init", "random")
     code, _, error = call("extract", data, *flags, "--layers", "final", "--pool", "mean")
     assert code == 0, error
@@ -372,8 +371,10 @@ def test_the_module_imports_nothing_from_the_current_folder(foreign):
 
 @pytest.mark.parametrize(
     ("program", "arguments", "processes"),
-    [(SLEEP_IN_CELLS, ("reproduce", "figure6", "--workers", "2"), 2), (SLEEP_IN_PIECES, (), 3)],
-    ids=["cells", "pool"],
+    [
+        pytest.param(SLEEP_IN_CELLS, ("reproduce", "figure6", "--workers", "2"), 2, id="cells", marks=pytest.mark.slow),
+        pytest.param(SLEEP_IN_PIECES, (), 3, id="pool"),
+    ],
 )
 def test_workers_end_when_the_command_is_killed(tmp_path, cache, program, arguments, processes):
     script, running = tmp_path / "program.py", tmp_path / "running"

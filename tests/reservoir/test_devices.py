@@ -280,7 +280,12 @@ def traced(monkeypatch):
 
 @pytest.mark.parametrize(
     ("tokens", "rows", "compute"),
-    [(14, 14, "float32"), (16, 12, "float32"), (14, 16, "bfloat16-all"), (14, 2, "float32")],
+    [
+        (14, 14, "float32"),
+        pytest.param(16, 12, "float32", marks=pytest.mark.slow),
+        (14, 16, "bfloat16-all"),
+        pytest.param(14, 2, "float32", marks=pytest.mark.slow),
+    ],
 )  # the width is 16
 def test_compiled_blocks_and_poolings_are_made_once_and_compute_the_same(tokens, rows, compute, tmp_path, gpu, traced):
     task = Task(name="t", form=Vectors(5), max_tokens=tokens, classes=3)

@@ -204,6 +204,7 @@ from reservoir_cache import writer
 from reservoir_pipelines import extract
 
 precision.BLOCK_ROWS["cpu"] = 8
+settings = {"layers": "final", "pool": "mean", "compute": "float32", "stream": "always"}
 writer.GROUP_BYTES, list_shards = 1, writer._list_shards  # each block is listed on its own
 
 def list_the_first_and_die(entry, group):
@@ -212,7 +213,7 @@ def list_the_first_and_die(entry, group):
         os.kill(os.getpid(), signal.SIGKILL)
 
 writer._list_shards = list_the_first_and_die
-extract("digits", backbone=sys.argv[1], cache=sys.argv[2], limit=40, compute="float32", stream="always")
+extract("digits", backbone=sys.argv[1], cache=sys.argv[2], limit=40, **settings)
 """
 
 
@@ -237,6 +238,7 @@ def large(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux, which counts a process's own memory")
 def test_a_streamed_model_takes_the_memory_of_a_few_blocks_and_gives_the_same_bytes(large, tmp_path):
     memory = {}
@@ -259,11 +261,12 @@ def test_a_streamed_extraction_that_is_killed_and_resumed_gives_the_bytes_of_a_r
     monkeypatch.setitem(precision.BLOCK_ROWS, "cpu", 8)
     folder = save("llama", tmp_path / "llama")
     resident, streamed = tmp_path / "resident", tmp_path / "streamed"
-    extract("digits", backbone=folder, cache=resident, limit=40, compute="float32", stream="never")
+    settings = {"layers": "final", "pool": "mean", "compute": "float32", "limit": 40}
+    extract("digits", backbone=folder, cache=resident, stream="never", **settings)
     code, _, err = Child(KILLED, folder, streamed).ended()
     assert code == -signal.SIGKILL, err
     assert 0 < len(shards(streamed)) < len(shards(resident))
-    extraction = extract("digits", backbone=folder, cache=streamed, limit=40, compute="float32", stream="always")
+    extraction = extract("digits", backbone=folder, cache=streamed, stream="always", **settings)
     assert 0 < extraction.computed_rows < 120  # of three splits
     assert shards(streamed) == shards(resident)
 

@@ -99,7 +99,10 @@ def folder(kind, tmp_path_factory):
     return save(kind, tmp_path_factory.mktemp("waits") / kind)
 
 
-@pytest.fixture(scope="module", params=PRECISIONS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name == "bfloat16-all" else []) for name in PRECISIONS],
+)
 def fpt(request, folder):
     backbone = load_backbone(str(folder), "pretrained", seed=5)
     backbone.set_compute(request.param)
