@@ -327,10 +327,13 @@ def test_training_shows_running_means_and_counts_from_the_checkpoint(pass_time, 
 # Every task, family and init gives an accuracy on the command line, and an unknown one gives exit code 2.
 
 # A layout of its own in each of these: a decoder, an encoder, an encoder of a pair, a recurrent and a mixing network.
+# The others are loaded by other tests, too, and differ from these in nothing that a command does.
 LAYOUTS = ("gpt2", "bert", "t5", "lstm", "linformer")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [*LAYOUTS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in LAYOUTS)]
+)
 def test_extract_and_fit_work(kind, one_cache, tmp_path, answer):
     folder = save(kind, tmp_path / kind)
     settings = ["--cache", one_cache, "--json"]

@@ -14,7 +14,7 @@ from reservoir_pipelines import explain, export, extract, fit, predict
 from reservoir_pipelines.commands.stage_commands import export_answer
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.prediction.explain import explain_rows
-from reservoir_pipelines.prediction.export import Export, build
+from reservoir_pipelines.prediction.export import SUFFIXES, Export, build
 
 from reservoir import InputError
 from tests.reservoir.models import WORDS, save_with_chat_template, save_with_processor, save_with_tokenizer
@@ -187,7 +187,8 @@ def test_a_recurrent_backbone_accepts_one_length(tmp_path, backbone):
 
 
 @can_export
-def test_an_export_runs_without_this_package_and_holds_no_paths(readouts, tmp_path, answer):
+@pytest.mark.parametrize("process", ["this", pytest.param("another", marks=pytest.mark.slow)])
+def test_an_export_runs_without_this_package_and_holds_no_paths(readouts, tmp_path, answer, monkeypatch, process):
     saved, file = readouts("two")
     printed = answer("export", saved, "--out", tmp_path / "m.pt2")
     assert printed["tokens"] == [2, LONGEST]
@@ -208,12 +209,23 @@ def test_an_export_runs_without_this_package_and_holds_no_paths(readouts, tmp_pa
     code = (
         "import sys, torch, numpy as np\n"
         "sys.modules['reservoir'] = sys.modules['reservoir_pipelines'] = sys.modules['transformers'] = None\n"
-        "for name in ('whole', 'few'):\n"
-        "    a = np.load(f'{name}.npz'); x, lengths = torch.from_numpy(a['x']), torch.from_numpy(a['lengths'])\n"
-        f"    {card['call']}\n"
-        "    np.save(f'{name}.npy', logits.numpy())"
+        "def arrays(name):\n"
+        "    return [torch.from_numpy(np.load(name)[array]) for array in ('x', 'lengths')]\n"
+        "x, lengths = arrays('whole.npz')\n"
+        f"{card['call']}\n"
+        "np.save('whole.npy', logits.numpy())\n"
+        "np.save('few.npy', model(*arrays('few.npz')).numpy())"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    if process == "another":
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    else:
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            for package in ("reservoir", "reservoir_pipelines", "transformers"):
+                patch.setitem(sys.modules, package, None)
+            exec(code, names := {})
+        operators = [n.target for n in names["model"].graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+        assert {operator.namespace for operator in operators} == {"aten"}, "another process has only torch's operators"
     whole, other = (np.load(tmp_path / f"{name}.npy") for name in ("whole", "few"))
     np.testing.assert_allclose(read(whole, saved), expected(saved, file), atol=1e-5)
     np.testing.assert_allclose(other, whole[few], atol=1e-4)
@@ -239,21 +251,26 @@ def test_onnx_equals_predict(readouts, tmp_path, capfd, case):
     np.testing.assert_allclose(read(got, saved), want[short], atol=1e-5)
 
 
-def run_onnx(done, inputs, capfd):
+def run_native(done, inputs, capfd):
     """Return the probabilities of an exported model, called as the printed line says."""
-    runtime = pytest.importorskip("onnxruntime")
     assert done.reader
     begins = f"begins after the {done.reader.suffixes[-2][1:]} ({done.reader.name}) and reads {' and '.join(inputs)}"
     assert begins in capfd.readouterr().err.splitlines()[-1]
     card = json.loads(done.card.read_text())
     assert list(card["inputs"]) == list(inputs) and done.reader.name in card.values()
-    (logits,) = runtime.InferenceSession(done.model).run(None, inputs)
-    return torch.from_numpy(logits).softmax(-1).numpy()[:, 0, 0]
+    if done.model.suffix == ".onnx":
+        (logits,) = pytest.importorskip("onnxruntime").InferenceSession(done.model).run(None, inputs)
+        logits = torch.from_numpy(logits)
+    else:
+        logits = torch.export.load(done.model).module()(*map(torch.from_numpy, inputs.values()))
+    return logits.softmax(-1).numpy()[:, 0, 0]
 
 
 @can_export
-def test_a_model_of_texts_is_exported_after_its_tokenizer(cache, tmp_path, capfd):
-    pytest.importorskip("onnxscript")
+@pytest.mark.parametrize("to", ["torch", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_a_model_of_texts_is_exported_after_its_tokenizer(cache, tmp_path, capfd, to):
+    if to == "onnx":
+        pytest.importorskip("onnxscript")
     from tokenizers import Tokenizer
 
     texts = [" ".join(WORDS[row % 7 : row % 7 + 1 + row % 3]) for row in range(40)]
@@ -268,12 +285,12 @@ def test_a_model_of_texts_is_exported_after_its_tokenizer(cache, tmp_path, capfd
     answers = list(predict(saved, tmp_path / "pets.jsonl"))
     with pytest.raises(InputError, match="embed/mean and raw"):
         export(fit(features, columns="embed/mean+raw", alphas="1e0:1e2:3", out=tmp_path / "mixed").saved)
-    done = export(saved, to="onnx", out=tmp_path / "m.onnx")
+    done = export(saved, to=to, out=tmp_path / f"m{SUFFIXES[to]}")
     assert done.tokens == (2, 24)
     # The model's own tokenizer.json has other settings for truncation and padding.
     read = Tokenizer.from_file(str(done.reader)).encode_batch([*texts, "dog and " * 20])
     ids, mask = (np.array([getattr(one, name) for one in read]) for name in ("ids", "attention_mask"))
-    got = run_onnx(done, {"input_ids": ids, "attention_mask": mask}, capfd)
+    got = run_native(done, {"input_ids": ids, "attention_mask": mask}, capfd)
     np.testing.assert_allclose(got, [one.probabilities for one in answers], atol=1e-5)
 
 
@@ -356,7 +373,7 @@ def test_a_model_of_images_is_exported_after_its_processor(cache, tmp_path, capf
     files = [tmp_path / "pictures" / one.id for one in answers]
     processor = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     pixels = processor([Image.open(file) for file in files], return_tensors="np")["pixel_values"]
-    got = run_onnx(done, {"pixel_values": pixels}, capfd)
+    got = run_native(done, {"pixel_values": pixels}, capfd)
     np.testing.assert_allclose(got, [one.probabilities for one in answers], atol=1e-5)
 
 

@@ -63,16 +63,16 @@ def same_values(features, others):
     return True
 
 
-@pytest.mark.parametrize("storage", FORMATS)
 @pytest.mark.parametrize("store", ["float16", "bfloat16", "float32"])
-def test_export_and_import_give_the_same_values(own, tmp_path, storage, store):
+def test_export_and_import_give_the_same_values(own, tmp_path, store):
     features = extracted(own, store=store)
     assert features.store.entry.layout.block_rows == 16 and features.store.entry.layout.offset_rows == 8
-    done = export_features(features, to=tmp_path / "out", format=storage)
-    assert done.rows == {"train": 40, "valid": 20, "test": 20} and done.bytes > 80 * 4 * 32 * 4
-    imported = import_features(tmp_path / "out", task=own)
-    assert imported.columns == done.columns == tuple(features["train"])
-    assert same_values(features, imported)
+    for storage in FORMATS:
+        done = export_features(features, to=tmp_path / storage, format=storage)
+        assert done.rows == {"train": 40, "valid": 20, "test": 20} and done.bytes > 80 * 4 * 32 * 4
+        imported = import_features(tmp_path / storage, task=own, cache=tmp_path / f"cache of {storage}")
+        assert not imported.reused and imported.columns == done.columns == tuple(features["train"])
+        assert same_values(features, imported)
 
 
 def test_imported_features_give_the_same_results_and_are_joined_with_their_source(own, tmp_path):
@@ -109,8 +109,7 @@ def test_an_export_needs_neither_the_data_nor_the_cache_of_its_entry(own, tmp_pa
     assert import_features(second.folder, cache=tmp_path / "other").reused
 
 
-@pytest.mark.parametrize("storage", FORMATS)
-def test_a_label_and_a_vector_per_token_survive(cache, tmp_path, storage):
+def test_a_label_and_a_vector_per_token_survive(cache, tmp_path):
     draw = np.random.default_rng(0)
     words = ["".join(draw.choice(list("AGV"), draw.integers(4, 10))) for _ in range(30)]
     rows = [(word, "".join("HCE"["AGV".index(letter)] for letter in word)) for word in words]
@@ -118,11 +117,13 @@ def test_a_label_and_a_vector_per_token_survive(cache, tmp_path, storage):
     small = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "block01"}
     features = extract(path, **small)
     assert features["train"]["block01/all"].ndim == 3 and features["train"].labels.shape[1] == 9
-    export_features(features, to=tmp_path / "out", format=storage)
-    for task in (path, None):
-        imported = import_features(tmp_path / "out", task=task)
-        assert same_values(features, imported)
-        assert fit(imported, select="valid").best == fit(features, select="valid").best
+    expected = fit(features, select="valid").best
+    for storage in FORMATS:
+        export_features(features, to=tmp_path / storage, format=storage)
+        for task in (path, None):
+            imported = import_features(tmp_path / storage, task=task, cache=tmp_path / f"cache of {storage}")
+            assert not imported.reused and same_values(features, imported)
+            assert fit(imported, select="valid").best == expected
 
 
 def test_other_programs_read_the_files(own, tmp_path):

@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import h5py
 import hypothesis
@@ -191,11 +192,12 @@ def test_changed_weights_make_another_entry(cache, tiny_gpt2, tmp_path):
 
 
 def test_each_option_that_changes_numbers_makes_another_entry(small):
-    plain = small()
-    others = [small(seed=1), small(gain=2.0), small(limit=200), small(store="float32")]
-    others += [small(compute="bfloat16"), small(compute="bfloat16-all")]
+    few = partial(small, limit=40)
+    plain = few()
+    others = [few(seed=1), few(gain=2.0), small(limit=50), few(store="float32")]
+    others += [few(compute="bfloat16"), few(compute="bfloat16-all")]
     entries = {done.entry for done in [plain, *others]}
-    assert len(entries) == 7 and small(batch_rows=7).entry == plain.entry
+    assert len(entries) == 7 and few(batch_rows=7).entry == plain.entry
     assert plain.store.entry.spec.backbone.gelu == "one step"
 
 

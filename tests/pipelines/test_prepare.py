@@ -154,6 +154,8 @@ def test_local_workers_and_a_cluster_write_the_same_bytes(data, serial, tmp_path
     found = request.getfixturevalue(kind)
     how = {"scheduler": found.scheduler_address} if kind == "cluster" else {"workers": 2}
     for (task, parameters), expected in zip(PREPARED, serial, strict=True):
+        if kind == "processes" and task == "listops":
+            continue  # generated in pieces as bit-xor is, and each task starts two processes
         prepared = prepare(task, data=data, cache=tmp_path, parameters=parameters, **how)
         assert contents(prepared.path) == expected
 

@@ -464,10 +464,13 @@ def test_a_cluster_runs_cells_that_others_need_first(tmp_path, monkeypatch):
     assert sent == [[made], trained, [maps]]
 
 
+ENDS = ("smoke", "full")  # the scales between them are parsed alike
 PAPER = Path(__file__).resolve().parents[3] / "shared" / "reference" / "paper_tables.json"
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    "scale", [*ENDS, *(pytest.param(scale, marks=pytest.mark.slow) for scale in SCALES if scale not in ENDS)]
+)
 def test_every_table_and_figure_is_there_with_settings_that_exist(scale):
     assert {f"table{n}" for n in range(1, 23)} | {f"figure{n}" for n in (1, 3, 4, 5, 6)} <= {*recipe_names()}
     keys = {}
