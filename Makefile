@@ -19,7 +19,7 @@ headline: $(INSTALLED)  ## the README's first table from all training rows: DATA
 test: $(DEVELOPS)  ## every test but the slow ones, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-slow: $(DEVELOPS)  ## the slow tests: every model type of transformers and further exports
+slow: $(DEVELOPS)  ## the slow tests: every model type of transformers, further exports, the site and guides, pyright on calls
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 gpu: $(DEVELOPS)  ## the tests that need a GPU, in at most ten minutes; prints rows per second and memory
