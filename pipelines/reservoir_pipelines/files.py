@@ -52,6 +52,12 @@ def data_folder(data: Path | None = None) -> Path | None:
     return Path(folder)
 
 
+def check_out_file(out: Path | None) -> None:
+    """Raise `InputError` if ``--out`` is a folder, for commands that write a file; None is their default."""
+    if out is not None and out.is_dir():  # also the paths . and /, which have no name
+        raise InputError(f"--out {out}: a folder", "name a file")
+
+
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of Python and of some packages, to explain why a number differs between machines."""
     return {"python": platform.python_version()} | {name: version(name) for name in packages}

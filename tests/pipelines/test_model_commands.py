@@ -227,7 +227,7 @@ def xor_run(tmp_path_factory):
         (["bit-xor", "--seed", "1"], "leave out the options that choose another"),
         (["bit-xor", "--param", "m=4"], "has no parameter 'm'"),
         (["bit-xor", "--out", "/proc/foo/x.png"], "/proc/foo/x.png: cannot be written ("),
-        (["bit-xor", "--out", "."], "--out .: not an image file"),
+        (["bit-xor", "--out", "."], "--out .: a folder"),
         (["bit-xor", "--out", "maps.h5"], "--out maps.h5: not an image file"),
     ],
 )

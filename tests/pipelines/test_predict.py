@@ -252,6 +252,17 @@ def test_an_unwritable_file_is_refused_before_anything_is_computed(tmp_path, ref
     assert message in refusal("predict", tmp_path, file, "--out", tmp_path / out)
 
 
+@pytest.mark.parametrize(
+    "command", ["report FIT", "export FIT", "explain FIT NEW", "attention digits", "backbone mini"]
+)
+def test_a_folder_is_refused_as_a_file_before_anything_is_read(tmp_path, refusal, command):
+    paths = {"FIT": tmp_path, "NEW": tmp_path / "no-data.npz"}
+    paths["NEW"].touch()
+    arguments = [paths.get(word, word) for word in command.split()]
+    for out, shown in ((".", "."), ("", "."), ("/", "/"), (tmp_path, tmp_path)):
+        assert f"--out {shown}: a folder; name a file" in refusal(*arguments, "--out", out)
+
+
 def test_a_full_disk_is_not_taken_for_labels_of_several_types(fitted, tmp_path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(parquet, "write_table", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))

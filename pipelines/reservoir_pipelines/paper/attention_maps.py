@@ -30,7 +30,7 @@ from reservoir.tasks import TASKS, task_named, variant_of
 from reservoir.tasks.task import Scaling, Split, Task, Tokens
 from reservoir_pipelines import Prepared
 from reservoir_pipelines.data.own_data import own_name
-from reservoir_pipelines.files import cache_root, data_folder
+from reservoir_pipelines.files import cache_root, check_out_file, data_folder
 from reservoir_pipelines.output import Record, as_json, notify
 from reservoir_pipelines.plots import attention_top, draw_map, saved_figure
 from reservoir_pipelines.preparation.prepare import prepare
@@ -139,7 +139,8 @@ def attention(
     out, run = options.out, options.run
     layer = options.layer
     # The arrays are saved beside the plot, under its name with the suffix .h5.
-    if out is not None and (out.is_dir() or out.suffix == ".h5"):
+    check_out_file(out)
+    if out is not None and out.suffix == ".h5":
         raise InputError(f"--out {out}: not an image file", "name a file such as maps.png")
     root = cache_root(place.cache)
     prepared, scaling, model = _data_and_model(task, reservoir, source, run, root, place.device)

@@ -16,6 +16,7 @@ from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.texts import to_symbols
 from reservoir_pipelines.data.formats import read_new
 from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.files import check_out_file
 from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.plots import COLOURS, break_lines, saved_figure, shorten, style
 from reservoir_pipelines.prediction.export import build
@@ -48,6 +49,7 @@ class Explanation(Record):
 
 def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     """Plot how far the score of the labels of a file's first sequences falls when a position is hidden."""
+    check_out_file(options.out)
     bundle = open_readout(readout, linear=True)
     task = bundle.task
     if task.readout_tokens * task.outputs > 1:
