@@ -46,7 +46,7 @@ def card(
     )
     from reservoir_pipelines.preparation.prepare import open_source
 
-    check_out_file(result.out)
+    check_out_file(result.out, ".png")
     # The backbone, and the task whose parameters are counted, which the backbone must be able to read.
     random_inits = variant_of(source.given, name).random_inits
     settings = resolve_model(replace(model, backbone=name), random_inits=random_inits)

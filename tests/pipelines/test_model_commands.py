@@ -228,7 +228,7 @@ def xor_run(tmp_path_factory):
         (["bit-xor", "--param", "m=4"], "has no parameter 'm'"),
         (["bit-xor", "--out", "/proc/foo/x.png"], "/proc/foo/x.png: cannot be written ("),
         (["bit-xor", "--out", "."], "--out .: a folder"),
-        (["bit-xor", "--out", "maps.h5"], "--out maps.h5: not an image file"),
+        (["bit-xor", "--out", "maps.h5"], "--out maps.h5: not a .png file"),
     ],
 )
 def test_attention_of_a_run_refuses_other_tasks_and_files_in_one_line(xor_run, cache, refusal, arguments, message):

@@ -14,7 +14,7 @@ from reservoir.sequence_model import occlusion
 from reservoir.tasks.pictures import as_patches
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.texts import to_symbols
-from reservoir_pipelines.data.formats import read_new
+from reservoir_pipelines.data.formats import read_new, refuse_source
 from reservoir_pipelines.data.values import encode
 from reservoir_pipelines.files import check_out_file
 from reservoir_pipelines.output import Record, notify, printable
@@ -49,7 +49,9 @@ class Explanation(Record):
 
 def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     """Plot how far the score of the labels of a file's first sequences falls when a position is hidden."""
-    check_out_file(options.out)
+    check_out_file(options.out, ".png")
+    if options.out:
+        refuse_source(options.out, file)
     bundle = open_readout(readout, linear=True)
     task = bundle.task
     if task.readout_tokens * task.outputs > 1:

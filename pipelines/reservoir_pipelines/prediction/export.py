@@ -83,7 +83,7 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
         raise InputError(
             "--to onnx needs onnx and onnxscript", "run pip install 'reservoir-features[onnx]'"
         )
-    check_out_file(result.out)
+    check_out_file(result.out, SUFFIXES[to])
     bundle = open_readout(readout, linear=True)
     # On the CPU, ONNX Runtime lacks matrix products and sums in bfloat16, and refuses to load a model that has some.
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)

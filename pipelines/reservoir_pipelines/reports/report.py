@@ -59,7 +59,7 @@ def report(
     sources: Sequence[str | Path], options: ReportOptions, *, kinds: Sequence[FolderKind] = ()
 ) -> Report:
     """Write a page about folders of `fit` and `train`, and of other kinds; see `api.report`."""
-    check_out_file(options.out)
+    check_out_file(options.out, *((".md",) if options.markdown else (".html", ".htm")))
     root = cache_root(options.cache)
     if sources:
         parts = [_part(Path(path), number, kinds) for number, path in enumerate(sources, start=1)]
