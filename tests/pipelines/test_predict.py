@@ -303,6 +303,16 @@ def test_a_file_that_the_command_reads_is_never_replaced(fitted, tmp_path, refus
     assert table.read_text() == text(values, labels)
 
 
+def test_explain_makes_the_folder_of_its_plot_and_refuses_a_path_that_cannot_be_written(
+    fitted, tmp_path, call, refusal
+):
+    values, _ = rows(2, seed=2)
+    new, plot = tmp_path / "new.csv", tmp_path / "folder/e.png"
+    new.write_text(text(values))
+    assert call("explain", fitted, new, "--out", plot)[0] == 0 and plot.is_file()
+    assert f"{new}/e.png: cannot be written (" in refusal("explain", fitted, new, "--out", new / "e.png")
+
+
 def test_a_full_disk_is_not_taken_for_labels_of_several_types(fitted, tmp_path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(parquet, "write_table", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from reservoir import InputError
+from reservoir.errors import writing
 from reservoir.options import ExplainOptions
 from reservoir.sequence_model import occlusion
 from reservoir.tasks.pictures import as_patches
@@ -98,7 +99,9 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     readout_folder = readout if readout.is_dir() else readout.parent
     plot = options.out or readout_folder / "explained.png"
     unit = "logits" if task.classes else "the unit of the label"
-    _plot(plot, task, x, lengths, rows, unit)
+    with writing(plot):
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        _plot(plot, task, x, lengths, rows, unit)
     return Explanation(rows=tuple(rows), unit=unit, columns=columns, plot=plot)
 
 
