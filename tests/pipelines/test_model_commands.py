@@ -305,7 +305,15 @@ def test_prune_removes_old_entries_and_keeps_a_size(answer, refusal, two_entries
     assert answer("cache", "prune", "--older", "30d", "--yes")["removed"] == [str(old)] and not old.exists()
     assert answer("cache", "prune", "--keep", "20GB")["removed"] == []
     assert answer("cache", "prune", "--keep", "1kB", "--yes")["removed"] == [str(new)]
-    for wrong in ((), ("--older", "soon"), ("--keep", "much"), ("--keep=-5GB",), ("--keep", "GB")):
+    for wrong in (
+        (),
+        ("--older", "soon"),
+        ("--older", "36501d"),
+        ("--older", "9" * 400 + "s"),
+        ("--keep", "much"),
+        ("--keep=-5GB",),
+        ("--keep", "GB"),
+    ):
         refusal("cache", "prune", *wrong)
 
 
