@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 from reservoir.errors import InputError
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-MAX_SPAN = 36_500 * SECONDS["d"]  # a century, in seconds; spans are subtracted from dates, which begin with the year 1
+MAX_SPAN = 36_500 * SECONDS["d"]  # a century: spans are subtracted from dates, which begin in the year 1
 SEEDS = 2**63  # seeds of torch's generators have 63 bits
 MAX_SHOWN = 200  # characters of a value in a message
 
