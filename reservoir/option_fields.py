@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 from reservoir.errors import InputError
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MAX_SPAN = 36_500 * SECONDS["d"]  # a century: spans are subtracted from dates, which begin in the year 1
 SEEDS = 2**63  # seeds of torch's generators have 63 bits
 MAX_SHOWN = 200  # characters of a value in a message
 
@@ -144,8 +145,10 @@ dilation_list = _must(  # each dilation adds a window to every token
     re.compile(r"auto|0*[1-9]\d{0,8}(,0*[1-9]\d{0,8}){0,999}").fullmatch,
     "give auto, or up to 1,000 positive whole numbers such as 1,2,4",
 )
-span = _must(  # of time; the look-ahead refuses a length of zero
-    re.compile(r"(?=.*[1-9])\d+(\.\d+)?[smhd]").fullmatch, "give a time such as 90s, 10m, 1h or 30d"
+_is_span = re.compile(r"(?=.*[1-9])\d+(\.\d+)?[smhd]").fullmatch  # the look-ahead refuses a length of zero
+span = _must(  # of time
+    lambda text: _is_span(text) and seconds_of(text) <= MAX_SPAN,
+    "give a time such as 90s, 10m, 1h or 30d, at most 36500d",
 )
 
 

@@ -487,7 +487,7 @@ def find_pooling(name: str) -> Pooling:
     # The name may also be that of a pattern itself, such as segmentsK.
     lacks_number = pattern.endswith("K") and number == 0
     if pattern not in POOLINGS or lacks_number:
-        raise InputError(f"pooling {name!r}: choose among {', '.join(POOLINGS)} (K is 1 or more)")
+        raise InputError(f"pooling {name!r}: choose among {', '.join(POOLINGS)} (K is 1 to 9999)")
     return POOLINGS[pattern](number)
 
 

@@ -177,6 +177,7 @@ OPEN_TO_THE_PAPER = {
     # Its command is declared and answers as the others are.
     *(f"reservoir_pipelines.{name}" for name in ("command", "tables")),
     *(f"reservoir_pipelines.reports.{name}" for name in ("report", "views")),
+    "reservoir_pipelines.data.formats",  # attention replaces no file that it reads
     "reservoir_pipelines.data.own_data",  # the name of a task of own data
     "reservoir_pipelines.preparation.prepare",  # attention reads the data that an extraction of the same model reads
     "reservoir_pipelines.preparation.prepared",  # the scaling of a run

@@ -11,7 +11,7 @@ from reservoir_cache import path_below
 from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOptions
 from reservoir.plan.model import resolve_model
 from reservoir.tasks import variant_of
-from reservoir_pipelines.files import cache_root, data_folder
+from reservoir_pipelines.files import cache_root, check_out_file, data_folder
 from reservoir_pipelines.output import as_json
 from reservoir_pipelines.plots import plot_deviations
 
@@ -46,6 +46,7 @@ def card(
     )
     from reservoir_pipelines.preparation.prepare import open_source
 
+    check_out_file(result.out, ".png")
     # The backbone, and the task whose parameters are counted, which the backbone must be able to read.
     random_inits = variant_of(source.given, name).random_inits
     settings = resolve_model(replace(model, backbone=name), random_inits=random_inits)

@@ -23,6 +23,7 @@ MAX_COMMANDS = 3  # commands in a message that have an option
 
 # Since 0.20 typer has its own copy of click; before, it used the package. Import the copy whose errors typer raises.
 UsageError: Any = typer.BadParameter.__base__
+NoSuchOption: Any = sys.modules[UsageError.__module__].NoSuchOption
 
 app = typer.Typer(
     name="reservoir",
@@ -134,7 +135,7 @@ def _usage_message(error: Any) -> str:
     from reservoir_cache import without_credentials
 
     # An option of another command is not a typing mistake, so the similar options that typer lists would mislead.
-    owners = _commands_with(getattr(error, "option_name", ""))
+    owners = _commands_with(error.option_name) if isinstance(error, NoSuchOption) else ""
     text = f"{error.message}, which is for reservoir {owners}" if owners else error.format_message()
     # typer repeats arguments that it did not expect, which may be URLs
     message = without_credentials(text.replace("\n", " ").rstrip("."))

@@ -321,7 +321,7 @@ def _refuse_code(settings: Mapping[str, Any], file: Path) -> None:
         )
 
 
-_JSON = typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
+_JSON = typer.Option("--json", help="Print one JSON value and nothing else on stdout.")
 _CONFIG = typer.Option(
     help="TOML file with settings, in a table named after the command.",
     callback=_read_config,

@@ -52,6 +52,17 @@ def data_folder(data: Path | None = None) -> Path | None:
     return Path(folder)
 
 
+def check_out_file(out: Path | None, *suffixes: str) -> None:
+    """Raise `InputError` unless ``--out`` names a file with one of the suffixes; None is a command's default."""
+    if out is None:
+        return
+    if out.is_dir():  # also the paths . and /, which have no name
+        raise InputError(f"--out {out}: a folder", "name a file")
+    # A file of another type is a slip, which would replace data or a readout.
+    if out.suffix.lower() not in suffixes:
+        raise InputError(f"--out {out}: not a {' or '.join(suffixes)} file", "name one")
+
+
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of Python and of some packages, to explain why a number differs between machines."""
     return {"python": platform.python_version()} | {name: version(name) for name in packages}

@@ -66,12 +66,13 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
 
 @contextmanager
 def saved_figure(path: Path, width: float, height: float, title: str = "") -> Iterator[Figure]:
-    """Save the figure drawn within the context, sized in inches, as PNG; only warn if that fails."""
+    """Save the figure drawn within the context, sized in inches, as PNG; only warn if it cannot be drawn."""
+    image = io.BytesIO()
     try:
         with new_figure(width, height) as figure:
             break_lines(figure.suptitle(printable(title), fontsize=11, color=INK), figure.bbox.width)
             yield figure
-            replace_file(path, lambda temporary: figure.savefig(temporary, format="png", dpi=130))
+            figure.savefig(image, format="png", dpi=130)
     except InputError:
         raise
     # matplotlib may fail in many ways, for example for unusual labels, and no result depends on a plot.
@@ -79,6 +80,9 @@ def saved_figure(path: Path, width: float, height: float, title: str = "") -> It
         path.unlink(missing_ok=True)  # an older plot shows other data
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         notify(f"{path}: the plot could not be drawn ({reason}); nothing else is missing")
+        return
+    # Outside the block, because a file that cannot be written is a fault of the path or the disk.
+    replace_file(path, lambda temporary: temporary.write_bytes(image.getvalue()))
 
 
 def break_lines(title: Text, width: float) -> None:

@@ -227,6 +227,10 @@ def test_mistakes_end_in_one_line_before_anything_heavy_is_imported(cache):
         assert words in line
 
 
+def test_an_option_without_a_value_is_not_taken_for_that_of_another_command(refusal):
+    assert refusal("extract", "digits", "--limit") == "reservoir: Option '--limit' requires an argument"
+
+
 def test_version_and_help_import_nothing_heavy():
     assert ask(["--version"], ["extract", "--help"], heavy=(*HEAVY, "h5py", "numpy", "dask"))[0] == [0, 0]
 

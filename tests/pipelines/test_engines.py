@@ -331,7 +331,7 @@ def test_predict_refuses_requests_of_another_model(options, problem, readout, tm
 def test_predict_refuses_what_is_no_folder_of_requests(readout, table, tmp_path, refusal):
     assert "the readout reads hidden states of lab/model-8B at abc" in refusal("predict", readout, table[0])
     assert "features that another program computed" in refusal("explain", readout, table[0])
-    assert "features that another program computed" in refusal("export", readout, "--out", tmp_path / "x")
+    assert "features that another program computed" in refusal("export", readout, "--out", tmp_path / "x.pt2")
 
 
 def test_a_readout_of_several_models_or_of_exported_features_does_not_read_requests(table, requests, tmp_path, refusal):

@@ -227,8 +227,8 @@ def xor_run(tmp_path_factory):
         (["bit-xor", "--seed", "1"], "leave out the options that choose another"),
         (["bit-xor", "--param", "m=4"], "has no parameter 'm'"),
         (["bit-xor", "--out", "/proc/foo/x.png"], "/proc/foo/x.png: cannot be written ("),
-        (["bit-xor", "--out", "."], "--out .: not an image file"),
-        (["bit-xor", "--out", "maps.h5"], "--out maps.h5: not an image file"),
+        (["bit-xor", "--out", "."], "--out .: a folder"),
+        (["bit-xor", "--out", "maps.h5"], "--out maps.h5: not a .png file"),
     ],
 )
 def test_attention_of_a_run_refuses_other_tasks_and_files_in_one_line(xor_run, cache, refusal, arguments, message):
@@ -305,7 +305,15 @@ def test_prune_removes_old_entries_and_keeps_a_size(answer, refusal, two_entries
     assert answer("cache", "prune", "--older", "30d", "--yes")["removed"] == [str(old)] and not old.exists()
     assert answer("cache", "prune", "--keep", "20GB")["removed"] == []
     assert answer("cache", "prune", "--keep", "1kB", "--yes")["removed"] == [str(new)]
-    for wrong in ((), ("--older", "soon"), ("--keep", "much"), ("--keep=-5GB",), ("--keep", "GB")):
+    for wrong in (
+        (),
+        ("--older", "soon"),
+        ("--older", "36501d"),
+        ("--older", "9" * 400 + "s"),
+        ("--keep", "much"),
+        ("--keep=-5GB",),
+        ("--keep", "GB"),
+    ):
         refusal("cache", "prune", *wrong)
 
 

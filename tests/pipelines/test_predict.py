@@ -252,6 +252,67 @@ def test_an_unwritable_file_is_refused_before_anything_is_computed(tmp_path, ref
     assert message in refusal("predict", tmp_path, file, "--out", tmp_path / out)
 
 
+@pytest.mark.parametrize(
+    "command", ["report FIT", "export FIT", "explain FIT NEW", "attention digits", "backbone mini"]
+)
+def test_a_folder_is_refused_as_a_file_before_anything_is_read(tmp_path, refusal, command):
+    paths = {"FIT": tmp_path, "NEW": tmp_path / "no-data.npz"}
+    paths["NEW"].touch()
+    arguments = [paths.get(word, word) for word in command.split()]
+    for out, shown in ((".", "."), ("", "."), ("/", "/"), (tmp_path, tmp_path)):
+        assert f"--out {shown}: a folder; name a file" in refusal(*arguments, "--out", out)
+
+
+@pytest.mark.parametrize(
+    ("command", "suffixes"),
+    [
+        ("report FIT", ".html or .htm"),
+        ("report FIT --markdown", ".md"),
+        ("export FIT", ".pt2"),
+        ("explain FIT NEW", ".png"),
+        ("attention digits", ".png"),
+        ("backbone mini", ".png"),
+    ],
+)
+def test_a_file_of_another_type_is_never_replaced(tmp_path, refusal, command, suffixes):
+    readout = tmp_path / "readout.json"
+    readout.write_text("{}")
+    arguments = [{"FIT": tmp_path, "NEW": readout}.get(word, word) for word in command.split()]
+    assert f"readout.json: not a {suffixes} file" in refusal(*arguments, "--out", readout)
+    assert readout.read_text() == "{}"
+
+
+def test_a_file_that_the_command_reads_is_never_replaced(fitted, tmp_path, refusal):
+    values, labels = rows(6, seed=2)
+    table, link, picture = tmp_path / "new.csv", tmp_path / "link.csv", tmp_path / "rows/a.png"
+    table.write_text(text(values, labels))
+    link.symlink_to(table)
+    picture.parent.mkdir()
+    picture.touch()
+    (tmp_path / "maps.h5").touch()
+    for arguments, out in (
+        (("predict", fitted, table), table),
+        (("predict", fitted, table), link),
+        (("predict", fitted, picture.parent, "--labels", table), table),
+        (("explain", fitted, picture), picture),
+        (("explain", fitted, picture.parent), picture),
+        (("attention", picture.parent), picture),
+        (("attention", tmp_path / "maps.h5"), tmp_path / "maps.png"),
+    ):
+        assert "the command reads this file, and would replace it" in refusal(*arguments, "--out", out)
+    assert table.read_text() == text(values, labels)
+
+
+def test_explain_makes_the_folder_of_its_plot_and_refuses_a_path_that_cannot_be_written(
+    fitted, tmp_path, call, refusal
+):
+    values, _ = rows(2, seed=2)
+    new, plot = tmp_path / "new.csv", tmp_path / "folder/e.png"
+    new.write_text(text(values))
+    assert call("explain", fitted, new, "--out", plot)[0] == 0 and plot.is_file()
+    assert f"{new}/e.png: cannot be written (" in refusal("explain", fitted, new, "--out", new / "e.png")
+
+
 def test_a_full_disk_is_not_taken_for_labels_of_several_types(fitted, tmp_path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(parquet, "write_table", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))

@@ -110,8 +110,8 @@ def test_layers_are_compared_with_the_best_by_validation(extracted, fitted, call
     assert [score["layer"] for score in saved["layer_scores"]] == list(layers)
     lines = list(csv.DictReader((fitted.saved.parent / "layers.csv").open()))
     assert [(line["layer"], line["columns"]) for line in lines] == [(n, s.result.name) for n, s in layers.items()]
-    for markdown in (True, False):
-        page = report([fitted.saved.parent], out=tmp_path / "page", markdown=markdown).page.read_text()
+    for name, markdown in (("page.md", True), ("page.html", False)):
+        page = report([fitted.saved.parent], out=tmp_path / name, markdown=markdown).page.read_text()
         assert "the best column of each layer; difference: accuracy in points minus" in page
     options = ("--alphas", "1:1:1", "--select", "valid", "--columns", "embed/mean,block01/mean")
     by_layer = "best on validation, by layer"
@@ -119,7 +119,7 @@ def test_layers_are_compared_with_the_best_by_validation(extracted, fitted, call
     _, out, _ = call("fit", extracted.entry, *options, "--out", tmp_path / "f")
     assert "best layer" in out and "block01  block01/mean" in out
     single = fit(extracted, alphas="1:1:1", columns="embed/mean", out=tmp_path / "single")
-    assert by_layer not in report([single.saved.parent], out=tmp_path / "page", markdown=True).page.read_text()
+    assert by_layer not in report([single.saved.parent], out=tmp_path / "page.md", markdown=True).page.read_text()
 
 
 def test_the_interval_of_a_layer_is_that_of_its_mean_score_over_repeated_folds(extracted, tmp_path):

@@ -228,10 +228,10 @@ def test_too_many_tokens_side_by_side_are_refused():
 
 
 @pytest.mark.parametrize(
-    "name", ["segments", "segmentsK", "segments0", "segments08", "mean8", "quantiles", "median", ""]
+    "name", ["segments", "segmentsK", "segments0", "segments08", "mean8", "quantiles", "segments10000", "median", ""]
 )
 def test_unknown_poolings_are_refused(name):
-    with pytest.raises(InputError, match="choose among last, mean"):
+    with pytest.raises(InputError, match=r"choose among last, mean.* \(K is 1 to 9999\)"):
         check_poolings(["mean", name])
 
 

@@ -266,10 +266,13 @@ def predict(
     Print one JSON line per sequence, with the probabilities of the classes, or with --json one object
     of columns. If the file has labels, the accuracy and its 95% interval are printed too.
     """
+    from reservoir_pipelines.data.formats import refuse_source
     from reservoir_pipelines.prediction.outputs import Tally, check_out, columns_of, write_predictions
 
     if out:
-        check_out(out)  # before anything is computed
+        # before anything is computed
+        check_out(out)
+        refuse_source(out, file, options.get("labels"))
     # The predictions are counted while they are written or printed: none of them stays in memory, except with --json.
     predictions = api.predict(readout, file, **options)
     tally = Tally()

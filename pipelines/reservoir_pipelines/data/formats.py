@@ -1,6 +1,7 @@
 """The formats of data, and the one function that opens a file, a folder or a dataset of any of them."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -141,6 +142,20 @@ def source_files(path: Path, labels: str | None = None) -> list[Path]:
         check_file(path)
         files = [path]
     return [*files, *tables_of_labels]
+
+
+def refuse_source(out: Path, origin: str | Path, labels: str | None = None) -> None:
+    """Raise `InputError` if a result written to ``out`` would replace a file that the data ``origin`` are read from.
+
+    ``labels`` is the table that ``--labels`` names, if it is given.
+    """
+    if not out.exists():
+        return
+    files: list[Path] = []
+    with suppress(InputError):  # a named task has no such files, and reading refuses a wrong path
+        files = source_files(Path(origin), labels)
+    if any(map(out.samefile, files)):
+        raise InputError(f"{out}: the command reads this file, and would replace it", "name another --out")
 
 
 def check_file(path: Path) -> None:

@@ -29,8 +29,9 @@ from reservoir.reservoir import Reservoir
 from reservoir.tasks import TASKS, task_named, variant_of
 from reservoir.tasks.task import Scaling, Split, Task, Tokens
 from reservoir_pipelines import Prepared
+from reservoir_pipelines.data.formats import refuse_source
 from reservoir_pipelines.data.own_data import own_name
-from reservoir_pipelines.files import cache_root, data_folder
+from reservoir_pipelines.files import cache_root, check_out_file, data_folder
 from reservoir_pipelines.output import Record, as_json, notify
 from reservoir_pipelines.plots import attention_top, draw_map, saved_figure
 from reservoir_pipelines.preparation.prepare import prepare
@@ -138,9 +139,10 @@ def attention(
     """Plot and save the attention maps of one block; see `api.attention`."""
     out, run = options.out, options.run
     layer = options.layer
-    # The arrays are saved beside the plot, under its name with the suffix .h5.
-    if out is not None and (out.is_dir() or out.suffix == ".h5"):
-        raise InputError(f"--out {out}: not an image file", "name a file such as maps.png")
+    check_out_file(out, ".png")
+    if out:
+        refuse_source(out, task, source.labels)
+        refuse_source(_arrays_path(out), task, source.labels)
     root = cache_root(place.cache)
     prepared, scaling, model = _data_and_model(task, reservoir, source, run, root, place.device)
     # The maps of the first rows of the split.
@@ -164,7 +166,7 @@ def attention(
         labels=_labels_of_first_row(model, rows, first_row.shape[-1]),
         diagonals=bit_diagonals(model.fpt.task),
         top=options.top or attention_top(mean),
-        arrays=plot.with_suffix(".h5"),
+        arrays=_arrays_path(plot),
         plot=plot,
     )
     with writing(plot):
@@ -172,6 +174,11 @@ def attention(
         replace_file(result.arrays, partial(_write_arrays, result))
         _plot(result)
     return result
+
+
+def _arrays_path(plot: Path) -> Path:
+    """Return the path of the arrays, which are saved beside their plot."""
+    return plot.with_suffix(".h5")
 
 
 def _data_and_model(

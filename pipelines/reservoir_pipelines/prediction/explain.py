@@ -9,13 +9,15 @@ import numpy as np
 import torch
 
 from reservoir import InputError
+from reservoir.errors import writing
 from reservoir.options import ExplainOptions
 from reservoir.sequence_model import occlusion
 from reservoir.tasks.pictures import as_patches
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.texts import to_symbols
-from reservoir_pipelines.data.formats import read_new
+from reservoir_pipelines.data.formats import read_new, refuse_source
 from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.files import check_out_file
 from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.plots import COLOURS, break_lines, saved_figure, shorten, style
 from reservoir_pipelines.prediction.export import build
@@ -48,6 +50,9 @@ class Explanation(Record):
 
 def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     """Plot how far the score of the labels of a file's first sequences falls when a position is hidden."""
+    check_out_file(options.out, ".png")
+    if options.out:
+        refuse_source(options.out, file)
     bundle = open_readout(readout, linear=True)
     task = bundle.task
     if task.readout_tokens * task.outputs > 1:
@@ -94,7 +99,9 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     readout_folder = readout if readout.is_dir() else readout.parent
     plot = options.out or readout_folder / "explained.png"
     unit = "logits" if task.classes else "the unit of the label"
-    _plot(plot, task, x, lengths, rows, unit)
+    with writing(plot):
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        _plot(plot, task, x, lengths, rows, unit)
     return Explanation(rows=tuple(rows), unit=unit, columns=columns, plot=plot)
 
 

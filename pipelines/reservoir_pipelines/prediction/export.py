@@ -22,6 +22,7 @@ from reservoir.options import OutOptions
 from reservoir.readouts.linear import LinearReadout
 from reservoir.sequence_model import Branch, PixelsModel, RawInput, SequenceModel, TokensModel
 from reservoir.tasks.task import Task, Vectors
+from reservoir_pipelines.files import check_out_file
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.prediction.load import load_part, open_readout
@@ -82,6 +83,7 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
         raise InputError(
             "--to onnx needs onnx and onnxscript", "run pip install 'reservoir-features[onnx]'"
         )
+    check_out_file(result.out, SUFFIXES[to])
     bundle = open_readout(readout, linear=True)
     # On the CPU, ONNX Runtime lacks matrix products and sums in bfloat16, and refuses to load a model that has some.
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)

@@ -13,7 +13,7 @@ from reservoir_cache import replace_file
 
 from reservoir.errors import InputError, writing
 from reservoir.options import ReportOptions
-from reservoir_pipelines.files import cache_root, read_checked
+from reservoir_pipelines.files import cache_root, check_out_file, read_checked
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY
 from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.reports.views import fit_part, run_part
@@ -59,6 +59,7 @@ def report(
     sources: Sequence[str | Path], options: ReportOptions, *, kinds: Sequence[FolderKind] = ()
 ) -> Report:
     """Write a page about folders of `fit` and `train`, and of other kinds; see `api.report`."""
+    check_out_file(options.out, *((".md",) if options.markdown else (".html", ".htm")))
     root = cache_root(options.cache)
     if sources:
         parts = [_part(Path(path), number, kinds) for number, path in enumerate(sources, start=1)]
