@@ -397,6 +397,16 @@ def test_pixel_features_equal_a_script_with_transformers(case: str, tmp_path: Pa
     assert model.fpt.task.max_tokens == model.fpt.backbone.max_tokens
 
 
+@pytest.mark.parametrize("kind", ["vit", "dinov2"])
+def test_images_pass_a_model_that_is_in_bfloat16_as_a_whole(kind: str, tmp_path: Path):
+    folder = save_with_processor(kind, tmp_path / kind, **PROCESSORS[kind])
+    resolved = resolve_model(ReservoirOptions(backbone=str(folder), input="native"))
+    model = load_model(PIXEL_TASK, resolved, "cpu", "bfloat16-all")
+    expected = pixels_by_hand(folder, images())["final/mean"]
+    found = pixel_features(model, images(), ["final/mean"])["final/mean"][:, 0].astype(np.float32)
+    assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+
+
 def test_rectangular_images_have_the_positions_of_the_model(tmp_path: Path):
     import transformers
 
