@@ -28,7 +28,7 @@ from torch import Tensor
 from reservoir import devices
 from reservoir.backbones import describe_weights
 from reservoir.backbones.backbone import Backbone
-from reservoir.batches import Loaded, load
+from reservoir.batches import Loaded, check_lengths, load
 from reservoir.column import Column
 from reservoir.errors import InputError, first_line
 from reservoir.features import Launched, column_masks, launch
@@ -110,9 +110,11 @@ def load_extractor(
     )
     # 3. The words or tokens that the model's tokenizer finds, if they are the rows of the entry.
     entry_tokens = EntryTokens.read(prepared, task, rows, model) if task.labels_text_tokens else None
-    for split, index in rows.items():
-        # Refuses rows that are shorter than a window.
-        model.windows.checked_counts(prepared.split(split).lengths[index])
+    for name, index in rows.items():
+        # Refuses rows that are shorter than a window, or than the model needs.
+        split = prepared.split(name)
+        model.windows.checked_counts(split.lengths[index])
+        check_lengths(model, split.lengths[index], f"{task.name}: row", split.ids[index])
     # 4. The specification of the entry, from which its key follows, and its division into files.
     data = data_spec(prepared, rows)
     if entry_tokens:
