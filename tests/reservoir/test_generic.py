@@ -600,7 +600,8 @@ def test_types_that_do_not_run_are_listed():
     assert not listed() & {"llama", "modernbert", "dinov3_vit"}
     assert dict(results_of(["llama", "swin"])) == {
         "llama": "own family",
-        "swin": "refused: backbone 'folder': its configuration sets attention heads to [3, 6, 12, 24]; give at least 1",
+        "swin": "refused: backbone 'folder': its configuration sets attention heads to [3, 6, 12, 24], and sizes that "
+        "differ between stages are not supported; choose another model",
     }
 
 
