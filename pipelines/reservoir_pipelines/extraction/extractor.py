@@ -28,6 +28,7 @@ from torch import Tensor
 from reservoir import devices
 from reservoir.backbones import describe_weights
 from reservoir.backbones.backbone import Backbone
+from reservoir.backbones.vector_model import SOUND_INPUTS, VectorModel
 from reservoir.batches import Loaded, check_lengths, load
 from reservoir.column import Column
 from reservoir.errors import InputError, first_line
@@ -38,6 +39,8 @@ from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FeatureOptions, RowOptions
 from reservoir.plan.resolved import Plan
+from reservoir.tasks.task import Vectors, holds_samples
+from reservoir_pipelines.data.sounds import BANDS
 from reservoir_pipelines.extraction.entries import (
     Advance,
     Compute,
@@ -167,12 +170,28 @@ def _notes(
         f"{prepared.task.name}: read by {model.reader.description}" if model.reader else "",
         *(entry_tokens.notes if entry_tokens else ()),
         plan.input_note,
+        _sound_note(plan, model.fpt.backbone),
         plan.model_note(model.compute),
         plan.note,  # on columns or values that the defaults leave out
         _padding_note(prepared, rows, model.fpt.backbone),
         _stream_note(prepared, options, model.fpt.backbone),
     ]
     return [line for line in lines if line]
+
+
+def _sound_note(plan: Plan, backbone: Backbone) -> str:
+    """Return a note if a pretrained model of sounds does not read sounds by its own input, otherwise an empty text."""
+    # Mel bands are not marked in a task: their number stands for them.
+    has_sounds = holds_samples(plan.task) or plan.task.form == Vectors(BANDS)
+    inner = backbone.model
+    reads_sounds = isinstance(inner, VectorModel) and inner.input_name in SOUND_INPUTS
+    if not (has_sounds and reads_sounds and plan.reservoir.init == "pretrained"):
+        return ""
+    values = "samples" if holds_samples(plan.task) else f"{BANDS} mel bands"
+    return (
+        f"{backbone.family.name}: its own input for sounds is not supported, so {values} enter through a random layer; "
+        "wav2vec2 and hubert read samples by their own"
+    )
 
 
 def _padding_note(prepared: Prepared, rows: Mapping[str, np.ndarray], backbone: Backbone) -> str:
