@@ -420,6 +420,7 @@ def test_a_description_says_how_gaps_and_images_become_values(tmp_path, tiny_gpt
     from PIL import Image
 
     settings = {"backbone": str(tiny_gpt2), "compute": "float32", "layers": "embed", "pool": "mean"}
+    settings["cache"] = tmp_path / "cache"
     draw = np.random.default_rng(0)
     x = draw.normal(size=(40, 6, 2)).astype(np.float32)
     x[draw.random(x.shape) < 0.1] = np.nan
