@@ -193,29 +193,33 @@ def load_tokens(model: LoadedModel, part: TokenPart, batch_rows: int) -> Loaded:
     )
 
 
-def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:
-    """Raise `InputError` if a row, of ``lengths`` (rows,) in values, has too many tokens for the model.
+def check_lengths(
+    model: LoadedModel, lengths: np.ndarray, where: str, names: np.ndarray | None = None
+) -> None:
+    """Raise `InputError` if a row, of ``lengths`` (rows,) in values, has too few or too many tokens for the model.
 
-    The message begins with ``where`` and the number of the row. What a model's own reader reads is not checked: it cuts
-    long texts.
+    The message begins with ``where`` and the number of the row, or its name in ``names`` (rows,). What a model's own
+    reader reads is not checked: it cuts long texts.
     """
-    longest_row = int(np.argmax(lengths))
-    if model.reader is None:
-        tokens = int(model.windows.counts(lengths[longest_row]))
-        model.fpt.backbone.check_length(tokens, f"{where} {longest_row}: ")
+    if model.reader is None and len(lengths):
+        for row in (int(np.argmax(lengths)), int(np.argmin(lengths))):
+            tokens = int(model.windows.counts(lengths[row]))
+            name = row if names is None else names[row]
+            model.fpt.backbone.check_length(tokens, f"{where} {name}: ")
 
 
 def length_limits(model: LoadedModel) -> tuple[int, float]:
     """Return the smallest and the largest number of values of a row that a model reads; infinite for no limit."""
-    windows = model.windows
-    max_tokens = model.fpt.backbone.max_tokens
-    # A row needs ``windows.reach`` values for its first window. A model's own reader cuts long texts, and some models
-    # read any number of tokens.
-    if model.reader or max_tokens is None:
+    windows, backbone = model.windows, model.fpt.backbone
+    # A model's own reader cuts long texts, and adds special tokens to short ones.
+    if model.reader:
         return windows.reach, np.inf
     # The first window needs ``reach`` values, and each further one ``stride`` more. So ``max_tokens`` + 1 windows would
-    # need one value more than this limit.
-    return windows.reach, windows.reach + max_tokens * windows.stride - 1
+    # need one value more than the limit. Some models read any number of tokens.
+    fewest = windows.reach + (backbone.min_tokens - 1) * windows.stride
+    if backbone.max_tokens is None:
+        return fewest, np.inf
+    return fewest, windows.reach + backbone.max_tokens * windows.stride - 1
 
 
 def model_batches(

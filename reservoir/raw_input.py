@@ -38,19 +38,36 @@ def longer_rows_note(columns: Iterable[Column | Baseline], task: Task, lengths: 
     ``columns`` are those of a readout, ``task`` is that of its fit, and ``lengths`` (rows,) are those of new rows.
     """
     long_rows = int((lengths > task.max_tokens).sum())
-    if not long_rows:
+    cut_columns = _columns_of_tokens(columns, task)
+    if not long_rows or not cut_columns:
         return None
-    # Features of single tokens are those of the first tokens. Among the baselines, only the raw input may have such.
-    cut_columns = [
+    consequence = f"{cut_columns} read the first {task.max_tokens:,} tokens"
+    return f"{long_rows:,} rows are longer than any row of the fit; {consequence}"
+
+
+def shorter_rows_note(columns: Iterable[Column | Baseline], task: Task, lengths: np.ndarray) -> str | None:
+    """Return a note that some columns read zeros at the end of rows shorter than those of ``task``, else None.
+
+    All rows of the fit must have had one length. The arguments are those of `longer_rows_note`.
+    """
+    short_rows = int((lengths < task.max_tokens).sum())
+    filled_columns = _columns_of_tokens(columns, task)
+    if not short_rows or not filled_columns:
+        return None
+    consequence = f"{filled_columns} read zeros in place of the missing tokens"
+    return f"{short_rows:,} rows are shorter than the {task.max_tokens:,} tokens of the fit; {consequence}"
+
+
+def _columns_of_tokens(columns: Iterable[Column | Baseline], task: Task) -> str:
+    """Return the columns with features of single tokens, which are those of the first tokens, as a text for a note."""
+    # Among the baselines, only the raw input may have such features.
+    names = [
         str(column)
         for column in columns
         if (isinstance(column, Column) and find_pooling(column.pooling).by_position)
         or (column == RAW and raw_pooling(task).by_position)
     ]
-    if not cut_columns:
-        return None
-    consequence = f"{', '.join(cut_columns)} read the first {task.max_tokens:,} tokens"
-    return f"{long_rows:,} rows are longer than any row of the fit; {consequence}"
+    return ", ".join(names)
 
 
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -52,6 +52,7 @@ class Backbone(nn.Module):
         self.shape = family.shape(config)
         self.width = self.shape.width
         self.max_tokens = self.shape.max_tokens  # None if unlimited
+        self.min_tokens = 1  # of a sequence; tests of a generic family may find that it needs two
         self.causal = self.shape.causal  # of a generic family, tests decide it
         self.compute = "float32"  # one of `PRECISIONS`
         # Whether rows of several lengths can be in one batch; tests of a generic family decide it, too.
@@ -281,7 +282,13 @@ class Backbone(nn.Module):
             _replace(self.model, self.family.final_norm, nn.Identity())
 
     def check_length(self, tokens: int, where: str = "") -> None:
-        """Raise `InputError` (message prefix ``where``) if this backbone has fewer than ``tokens`` positions."""
+        """Raise `InputError` (message prefix ``where``) if this backbone cannot read sequences of ``tokens`` tokens."""
+        if tokens < self.min_tokens:
+            raise InputError(
+                f"{where}a sequence of {tokens} token is too short for this {self.family.name}, which needs "
+                f"{self.min_tokens}",
+                "leave out shorter sequences, or choose another backbone",
+            )
         if self.max_tokens is not None and tokens > self.max_tokens:
             raise InputError(
                 f"{where}the sequences have {tokens} tokens, but this {self.family.name} has "

@@ -95,12 +95,14 @@ def _check_and_describe(backbone: Backbone) -> None:
     |---|---|
     | `Backbone.causal` | a token sees only itself and those before it |
     | `Backbone.can_pad` | rows of several lengths can be in one batch |
+    | `Backbone.min_tokens` | 2 if it does not run on a single token, else 1 |
     | `VectorModel.stand_in` | shape of the zeros in place of the model's own input, whose tokens the vectors replace |
     | `VectorModel.adds_positions` | the `VectorModel` adds positions to vectors |
     """
     # An earlier call, in another precision, may have set other values than the tests need. `_is_safe_to_pad` needs a
     # backbone that does not refuse padding.
     may_pad, backbone.can_pad = backbone.can_pad, True
+    backbone.min_tokens = 1
     if isinstance(backbone.model, VectorModel):
         model = backbone.model
         # With positions, the layers would not be those of transformers, and any blocks would seem to see the order of
@@ -112,6 +114,7 @@ def _check_and_describe(backbone: Backbone) -> None:
         _check_embeddings(backbone)
     backbone.causal = _is_causal(backbone)
     backbone.can_pad = may_pad and (backbone.causal or _is_safe_to_pad(backbone))
+    backbone.min_tokens = 1 if _runs_on_one_token(backbone) else 2
 
 
 def _runs_in_half(backbone: Backbone, half_matrices: Sequence[nn.Module]) -> bool:
@@ -311,6 +314,18 @@ def _is_safe_to_pad(backbone: Backbone) -> bool:
     lengths = torch.full((len(embeds),), shorter)
     padded = backbone(embeds, lengths)[:, :shorter]
     return _are_close(padded, unpadded)
+
+
+def _runs_on_one_token(backbone: Backbone) -> bool:
+    """Return whether a model runs on a single token, which an audio spectrogram transformer does not.
+
+    Its own input always has two special tokens, both of which it pools after the last block.
+    """
+    try:
+        backbone(_random_embeds(backbone)[:1, :1])
+    except Exception:  # of any type, see `_choose_stand_in`
+        return False
+    return True
 
 
 def _random_embeds(backbone: Backbone) -> Tensor:

@@ -179,10 +179,15 @@ class SequenceEmbeddings(nn.Module):
         super().__init__()
         self.pictures = pictures
         self.position_embeddings = nn.Parameter(torch.zeros(VIT_POSITIONS, width))
-        # `ViTModel` converts its input to the type of ``embeddings.patch_embeddings.projection.weight``. The positions
-        # take the place of this weight, because they have the type of the other weights, too.
-        projection = SimpleNamespace(weight=self.position_embeddings)
-        self.patch_embeddings = SimpleNamespace(projection=projection)
+
+    @property
+    def patch_embeddings(self) -> SimpleNamespace:
+        """What `ViTModel` asks for the type to which it converts its input: ``projection.weight``.
+
+        The positions take the place of this weight, because they have the type of the other weights, too. They are
+        looked up in each call, because `Backbone.set_positions` replaces them.
+        """
+        return SimpleNamespace(projection=SimpleNamespace(weight=self.position_embeddings))
 
     def forward(self, embeds: Tensor, **_images_only: Any) -> Tensor:
         """Return (batch, tokens, width) vectors with positions."""

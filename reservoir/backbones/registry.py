@@ -232,6 +232,12 @@ def _check_numbers(name: str, family: Family, config: Any, shape: Shape) -> None
         "attention heads": getattr(config, "num_attention_heads", getattr(config, "n_head", None)),
     }
     for what, size in sizes.items():
+        if isinstance(size, list):  # as in Swin
+            raise InputError(
+                f"backbone {name!r}: its configuration sets {what} to {size}, and sizes that differ between stages "
+                "are not supported",
+                "choose another model",
+            )
         # The type is compared, because JSON's true is an int for `isinstance`.
         if size is not None and (type(size) is not int or size < 1):
             raise InputError(

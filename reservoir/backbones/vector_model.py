@@ -18,6 +18,8 @@ IMAGE_SIDE = 224  # pixels
 PATCH_SIDE = 16  # pixels
 MEL_BINS = 80  # channels of the filter banks of a sound
 
+SOUND_INPUTS = ("input_values", "input_features")  # arguments of samples or filter banks
+
 FRAMES_PER_TOKEN = 8  # frames of filter banks, one for each 10 ms, that become a token, at most
 
 

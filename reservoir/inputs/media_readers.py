@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,11 @@ class PixelReader:
         if count_tokens is not None:
             self.max_tokens = count_tokens((channels, self.height, self.width))
             if self.max_tokens < patch_count:
-                raise ValueError("the model joins patches of an image")
+                # An error of its own, because the processor's settings are not to blame.
+                raise InputError(
+                    f"--input native: {config.model_type} joins or leaves out patches of an image",
+                    "choose another model, or use another --input",
+                )
         self.row_tokens = self.max_tokens
         special_tokens = self.max_tokens - patch_count
         self.special = special_tokens, 0  # special tokens before and after those of the patches
@@ -238,9 +243,18 @@ def _read_pixel_processor(
             # Old files name feature extractors, which transformers replaces by image processors.
             current_name = str(class_name).replace("FeatureExtractor", "ImageProcessor")
             check_class(current_name, "BaseImageProcessor")
-    processor = AutoImageProcessor.from_pretrained(
-        folder, backend="pil", trust_remote_code=False, local_files_only=True
-    )
+    try:
+        processor = AutoImageProcessor.from_pretrained(
+            folder, backend="pil", trust_remote_code=False, local_files_only=True
+        )
+    except ImportError as error:
+        if find_spec("torchvision"):
+            raise
+        # Some processors, such as that of DINOv3, have no form without this package.
+        raise InputError(
+            f"{folder}: the image processor of its preprocessor_config.json needs torchvision",
+            'run pip install torchvision, or set "image_processor_type" to "ViTImageProcessor" in this file',
+        ) from error
     return PixelReader(processor, config, partial(images_of, task), count_tokens)
 
 

@@ -449,6 +449,42 @@ def test_masked_missing_values_are_read_as_predict_reads_them(tmp_path, tiny_gpt
     assert all(np.isfinite(row.occluded).all() for row in rows)
 
 
+@can_export
+def test_a_description_says_how_gaps_and_images_become_values(tmp_path, tiny_gpt2):
+    from PIL import Image
+
+    settings = {"backbone": str(tiny_gpt2), "compute": "float32", "layers": "embed", "pool": "mean"}
+    settings["cache"] = tmp_path / "cache"
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(40, 6, 2)).astype(np.float32)
+    x[draw.random(x.shape) < 0.1] = np.nan
+    np.savez(tmp_path / "gaps.npz", x=x, y=np.arange(40) % 2)
+    pixels = draw.integers(0, 256, (40, 9, 11, 3), np.uint8)
+    for row, image in enumerate(pixels):
+        path = tmp_path / "pictures" / "ab"[row % 2] / f"{row:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    # The values as the descriptions say. Predictions have the images in the order of their paths.
+    values = {"gaps.npz": np.concatenate([x, np.isnan(x)], axis=2)}
+    resized = [Image.fromarray(pixels[row]).resize((32, 32), Image.Resampling.BILINEAR) for row in [*range(0, 40, 2)]]
+    grid = np.stack([np.asarray(image) for image in resized]).reshape(20, 8, 4, 8, 4, 3)
+    values["pictures/a"] = grid.transpose(0, 1, 3, 2, 4, 5).reshape(20, 64, 48)
+    descriptions = {}
+    for name, stored in values.items():
+        data = name.partition("/")[0]
+        options = {"missing": "mask"} if data == "gaps.npz" else {}
+        saved = fit(extract(str(tmp_path / data), **settings, **options), alphas="1e2:1e2:1").saved
+        done = export(saved, out=tmp_path / f"{data}.pt2")
+        descriptions[name] = json.loads(done.card.read_text())
+        lengths = torch.full((len(stored),), stored.shape[1])
+        logits = torch.export.load(done.model).module()(torch.from_numpy(stored.astype(np.float32)), lengths)
+        probabilities = [row.probabilities for row in predict(saved, tmp_path / name)]
+        np.testing.assert_allclose(logits.flatten(1).softmax(1), probabilities, atol=1e-4)
+    assert "in the first 2 channels, NaN (not 0)" in descriptions["gaps.npz"]["missing"]
+    assert "64 patches of 4x4 pixels" in descriptions["pictures/a"]["images"]
+    assert "images" not in descriptions["gaps.npz"] and "missing" not in descriptions["pictures/a"]
+
+
 def test_the_lengths_of_sequences_that_an_export_accepts_are_named(tmp_path):
     done = Export(model=tmp_path, card=tmp_path, reader=None, bytes=9, tokens=(2, 49))
     assert ("tokens", "2 to 49 per sequence") in export_answer(done).tables[0].pairs

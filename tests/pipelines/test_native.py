@@ -264,6 +264,21 @@ def test_sounds_are_trained_on_as_the_model_hears_them(cache: Path, tmp_path: Pa
     assert load_run(train(sounds, backbone=str(folder), steps=1, batch=2).path, "cpu").reader
 
 
+@pytest.mark.parametrize("init", ["pretrained", "random"])
+def test_a_model_of_sounds_says_that_its_own_input_is_not_used(init: str, cache: Path, tmp_path: Path, capfd):
+    pytest.importorskip("soundfile")
+    from transformers import WhisperConfig, WhisperModel
+
+    sizes = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    sizes |= {"vocab_size": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = WhisperConfig(d_model=16, encoder_layers=1, decoder_layers=1, num_mel_bins=8, **sizes)
+    WhisperModel(config).save_pretrained(tmp_path / "model")
+    sounds = write_sounds(tmp_path / "sounds", 12)
+    extract(sounds, backbone=str(tmp_path / "model"), init=init, layers="embed", pool="mean")
+    note = "whisper: its own input for sounds is not supported, so 40 mel bands enter through a random layer"
+    assert (note in capfd.readouterr().err) == (init == "pretrained")
+
+
 def test_no_thread_of_an_extraction_sees_tf32_however_the_threads_are_delayed(cache, tmp_path, monkeypatch):
     """The loader convolves sounds while the main thread computes features; TF32 is a setting of the whole process."""
     pytest.importorskip("soundfile")

@@ -112,6 +112,44 @@ def test_columns_are_matched_by_name(fitted, tmp_path, refusal):
     assert "no column 'v1'" in message and message.endswith("did you mean 'V1'?")
 
 
+@pytest.mark.parametrize("values", [2, 3, 5])
+def test_arrays_have_a_value_for_each_column_of_the_fit(fitted, tmp_path, refusal, values):
+    x, _ = rows(10, seed=1)
+    np.savez(tmp_path / "same.npz", x=x)
+    (tmp_path / "same.csv").write_text(text(x))
+    of_array, of_table = ([one.label for one in predict(fitted, tmp_path / f"same.{kind}")] for kind in ("npz", "csv"))
+    assert of_array == of_table
+    np.savez(tmp_path / "other.npz", x=np.c_[x, x][:, :values])
+    for command in ("predict", "explain"):
+        message = refusal(command, fitted, tmp_path / "other.npz")
+        assert f"{values} values per row, but the readout was fitted on 4: v0, v1, v2, v3" in message
+
+
+def test_arrays_may_lack_the_last_steps_if_rows_of_the_fit_did(tmp_path, refusal):
+    x, y = rows()
+    cells = x.astype(str)
+    cells[::3, 3] = ""
+    (tmp_path / "t.csv").write_text(text(cells, y))
+    features = extract(str(tmp_path / "t.csv"), label="level", cache=tmp_path / "cache", pool="mean", **SMALL)
+    readout = fit(features, out=tmp_path / "readout").saved
+    for values in (3, 5):
+        np.savez(tmp_path / f"{values}.npz", x=np.c_[x, x][:, :values], lengths=np.full(len(x), values))
+    assert len([*predict(readout, tmp_path / "3.npz")]) == len(x)
+    assert "fitted on at most 4: v0" in refusal("predict", readout, tmp_path / "5.npz")
+
+
+def test_shorter_rows_get_a_note_if_the_readout_reads_all_values_side_by_side(tmp_path, capsys):
+    x, y = np.random.default_rng(0).normal(size=(60, 6, 2)), np.arange(60) % 2
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", pool="mean", **SMALL)
+    np.savez(tmp_path / "new.npz", x=x[:3, :4])
+    note = "3 rows are shorter than the 6 tokens of the fit; raw read zeros in place of the missing tokens"
+    for columns in ("raw", "embed/mean"):
+        readout = fit(features, columns=columns, alphas="1:1:1", out=tmp_path / columns[:3]).saved
+        assert len([*predict(readout, tmp_path / "new.npz")]) == 3
+        assert (note in capsys.readouterr().err) == (columns == "raw")
+
+
 @pytest.fixture
 def measurements(tmp_path):
     """Return a table with columns in different units, whose first 20 rows are training rows, and its file."""

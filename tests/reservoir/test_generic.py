@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from reservoir.backbones import attention_maps, find, load_backbone, load_native, weights_digest
 from reservoir.backbones.generic import generic_family, names_with_heads
 from reservoir.backbones.loading import check_memory
-from reservoir.batches import token_batches
+from reservoir.batches import check_lengths, length_limits, token_batches
 from reservoir.column import Column
 from reservoir.loaded_model import load_model
 from reservoir.options import PRECISIONS
@@ -74,6 +74,7 @@ OTHERS = {
     | {"decoder_start_token_id": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
     "bart": {"d_model": WIDTH, "encoder_layers": DEPTH, "decoder_layers": 2, "encoder_ffn_dim": 24}
     | {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 24},
+    "audio-spectrogram-transformer": {"max_length": 64, "num_mel_bins": 32},
     "mt5": {"d_model": WIDTH, "num_layers": DEPTH, "num_heads": 2, "d_kv": 8, "d_ff": 24},
 }
 # Models with a setting that a single test is about.
@@ -540,6 +541,15 @@ def test_a_model_that_calls_its_blocks_in_another_way_is_refused(tmp_path, monke
     assert "one after the other" in outcome(load_backbone, str(folder), "pretrained")
 
 
+def test_a_row_with_fewer_tokens_than_a_model_reads_is_named(tmp_path):
+    settings = Reservoir(backbone=str(save("audio-spectrogram-transformer", tmp_path)), init="pretrained")
+    model = load_model(TASK, settings, "cpu", "float32")
+    assert length_limits(model) == (2, np.inf)
+    message = outcome(check_lengths, model, np.array([5, 2, 1]), "row")
+    assert "row 2: a sequence of 1 token is too short" in message and "which needs 2" in message
+    check_lengths(model, np.array([5, 2]), "row")
+
+
 def test_rows_of_different_lengths_never_share_a_batch_without_padding():
     lengths = np.array([5, 3, 5, 4, 3, 5])
     rows = list(token_batches(lengths, lengths, most_tokens=100, max_padding=None))
@@ -590,7 +600,8 @@ def test_types_that_do_not_run_are_listed():
     assert not listed() & {"llama", "modernbert", "dinov3_vit"}
     assert dict(results_of(["llama", "swin"])) == {
         "llama": "own family",
-        "swin": "refused: backbone 'folder': its configuration sets attention heads to [3, 6, 12, 24]; give at least 1",
+        "swin": "refused: backbone 'folder': its configuration sets attention heads to [3, 6, 12, 24], and sizes that "
+        "differ between stages are not supported; choose another model",
     }
 
 

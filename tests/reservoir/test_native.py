@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 
 from reservoir import InputError
 from reservoir.backbone_names import SHIPPED
+from reservoir.backbones import find
 from reservoir.column import Column
 from reservoir.features import forward
 from reservoir.inputs import media_readers, text_reader
+from reservoir.inputs.media_readers import read_processor
 from reservoir.inputs.text_reader import read_tokenizer
 from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.options import ExtractOptions, ReservoirOptions
@@ -397,6 +400,16 @@ def test_pixel_features_equal_a_script_with_transformers(case: str, tmp_path: Pa
     assert model.fpt.task.max_tokens == model.fpt.backbone.max_tokens
 
 
+@pytest.mark.parametrize("kind", ["vit", "dinov2"])
+def test_images_pass_a_model_that_is_in_bfloat16_as_a_whole(kind: str, tmp_path: Path):
+    folder = save_with_processor(kind, tmp_path / kind, **PROCESSORS[kind])
+    resolved = resolve_model(ReservoirOptions(backbone=str(folder), input="native"))
+    model = load_model(PIXEL_TASK, resolved, "cpu", "bfloat16-all")
+    expected = pixels_by_hand(folder, images())["final/mean"]
+    found = pixel_features(model, images(), ["final/mean"])["final/mean"][:, 0].astype(np.float32)
+    assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+
+
 def test_rectangular_images_have_the_positions_of_the_model(tmp_path: Path):
     import transformers
 
@@ -433,6 +446,22 @@ def test_images_that_the_model_cannot_read_are_refused(tmp_path: Path):
     assert "preprocessor_config.json is not usable" in outcome(load_pixels, folder)
     config.unlink()
     assert "preprocessor_config.json is not usable" in outcome(load_pixels, folder)
+
+
+def test_what_a_processor_is_not_to_blame_for_has_a_reason_of_its_own(tmp_path: Path):
+    folder = save_with_processor("dinov3_vit", tmp_path / "dinov3_vit", **PROCESSORS["vit"])
+    resolved = resolve_model(ReservoirOptions(backbone=str(folder), input="native"))
+    family, config = find(str(folder))
+    # As in a model that joins or masks patches, there are fewer tokens than patches.
+    message = outcome(read_processor, PIXEL_TASK, "d", folder, family.reads, config, lambda _pixels: 2)
+    assert "dinov3_vit joins or leaves out patches" in message and "preprocessor_config" not in message
+    if find_spec("torchvision"):
+        return
+    settings = folder / "preprocessor_config.json"
+    of_dinov3 = {"image_processor_type": "DINOv3ViTImageProcessorFast"}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | of_dinov3))
+    message = outcome(load_model, PIXEL_TASK, resolved, "cpu", "float32")
+    assert "needs torchvision" in message and "run pip install torchvision" in message
 
 
 SOUND_TASK = Task(name="calls", form=Vectors(1), max_tokens=400, classes=2, parameters={"waveform": True})

@@ -26,7 +26,7 @@ from reservoir_pipelines.data import (
     table,
     table_rows,
 )
-from reservoir_pipelines.data.columns import FILES
+from reservoir_pipelines.data.columns import FILES, listed
 from reservoir_pipelines.data.media import media_files
 from reservoir_pipelines.data.recordings import prepare_recordings
 from reservoir_pipelines.data.rows import COLUMN_FLAGS, OR_PASS, Rows
@@ -259,4 +259,27 @@ def encode_rows(rows: Rows, task: Task, where: str) -> Rows:
         assert rows.lengths is not None  # `sound_rows` sets them
         return replace(rows, x=x, lengths=clean_lengths(where, rows.lengths, *x.shape[:2]))
     x, lengths = encode(task, rows.x[:], rows.lengths, where, rows.names)
+    check_columns(task, lengths, where)
     return replace(rows, x=x, lengths=lengths)
+
+
+def check_columns(task: Task, lengths: np.ndarray, where: str) -> None:
+    """Refuse rows without exactly one value for each column of a table that the readout was fitted on.
+
+    A table names its columns, so its reader refuses one that lacks a column. Values of other files have no names, and
+    are those of the columns in the same order. ``lengths`` (rows,) are those of new rows.
+    """
+    columns = task.position_columns
+    if not columns:
+        return
+    # Rows that may end early have no values for the last columns.
+    may_end_early = bool(task.parameters.get("early"))
+    has_wrong_number = lengths > len(columns) if may_end_early else lengths != len(columns)
+    if has_wrong_number.any():
+        length = int(lengths[np.argmax(has_wrong_number)])
+        most = "at most " if may_end_early else ""
+        raise InputError(
+            f"{where}: {length:,} values per row, but the readout was fitted on {most}{len(columns):,}: "
+            f"{listed(columns)}",
+            "give one value per column, in this order, or a table with these names",
+        )

@@ -28,7 +28,8 @@ from torch import Tensor
 from reservoir import devices
 from reservoir.backbones import describe_weights
 from reservoir.backbones.backbone import Backbone
-from reservoir.batches import Loaded, load
+from reservoir.backbones.vector_model import SOUND_INPUTS, VectorModel
+from reservoir.batches import Loaded, check_lengths, load
 from reservoir.column import Column
 from reservoir.errors import InputError, first_line
 from reservoir.features import Launched, column_masks, launch
@@ -38,6 +39,8 @@ from reservoir.loaded_model import LoadedModel, load_model
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FeatureOptions, RowOptions
 from reservoir.plan.resolved import Plan
+from reservoir.tasks.task import Vectors, holds_samples
+from reservoir_pipelines.data.sounds import BANDS
 from reservoir_pipelines.extraction.entries import (
     Advance,
     Compute,
@@ -110,9 +113,11 @@ def load_extractor(
     )
     # 3. The words or tokens that the model's tokenizer finds, if they are the rows of the entry.
     entry_tokens = EntryTokens.read(prepared, task, rows, model) if task.labels_text_tokens else None
-    for split, index in rows.items():
-        # Refuses rows that are shorter than a window.
-        model.windows.checked_counts(prepared.split(split).lengths[index])
+    for name, index in rows.items():
+        # Refuses rows that are shorter than a window, or than the model needs.
+        split = prepared.split(name)
+        model.windows.checked_counts(split.lengths[index])
+        check_lengths(model, split.lengths[index], f"{task.name}: row", split.ids[index])
     # 4. The specification of the entry, from which its key follows, and its division into files.
     data = data_spec(prepared, rows)
     if entry_tokens:
@@ -165,12 +170,28 @@ def _notes(
         f"{prepared.task.name}: read by {model.reader.description}" if model.reader else "",
         *(entry_tokens.notes if entry_tokens else ()),
         plan.input_note,
+        _sound_note(plan, model.fpt.backbone),
         plan.model_note(model.compute),
         plan.note,  # on columns or values that the defaults leave out
         _padding_note(prepared, rows, model.fpt.backbone),
         _stream_note(prepared, options, model.fpt.backbone),
     ]
     return [line for line in lines if line]
+
+
+def _sound_note(plan: Plan, backbone: Backbone) -> str:
+    """Return a note if a pretrained model of sounds does not read sounds by its own input, otherwise an empty text."""
+    # Mel bands are not marked in a task: their number stands for them.
+    has_sounds = holds_samples(plan.task) or plan.task.form == Vectors(BANDS)
+    inner = backbone.model
+    reads_sounds = isinstance(inner, VectorModel) and inner.input_name in SOUND_INPUTS
+    if not (has_sounds and reads_sounds and plan.reservoir.init == "pretrained"):
+        return ""
+    values = "samples" if holds_samples(plan.task) else f"{BANDS} mel bands"
+    return (
+        f"{backbone.family.name}: its own input for sounds is not supported, so {values} enter through a random layer; "
+        "wav2vec2 and hubert read samples by their own"
+    )
 
 
 def _padding_note(prepared: Prepared, rows: Mapping[str, np.ndarray], backbone: Backbone) -> str:

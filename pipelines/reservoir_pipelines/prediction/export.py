@@ -21,6 +21,7 @@ from reservoir.inputs.native import PixelReader, Reader, SoundReader, TextReader
 from reservoir.options import OutOptions
 from reservoir.readouts.linear import LinearReadout
 from reservoir.sequence_model import Branch, PixelsModel, RawInput, SequenceModel, TokensModel
+from reservoir.tasks.pictures import PATCH, PATCHES, SIDE
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.files import check_out_file
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -102,7 +103,9 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     reader_path = None
     remarks = _remarks_on_texts(bundle, reader)
     notify(*remarks.values())
-    description = _describe(bundle, path.name, to, traced) | remarks
+    description = (
+        _describe(bundle, path.name, to, traced) | _remarks_on_values(bundle.task, reader) | remarks
+    )
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(reader, TextReader | PixelReader):
@@ -283,6 +286,26 @@ def _describe(bundle: Bundle, name: str, to: str, traced: Traced) -> dict[str, A
         "parts": [part.to_dict() for part in bundle.parts],
         "scores": bundle.scores,
     }
+
+
+def _remarks_on_values(task: Task, reader: Reader | None) -> dict[str, str]:
+    """Return how ``x`` is made of values with gaps or of images, by the keys of the description."""
+    remarks: dict[str, str] = {}
+    if reader:  # the model reads no ``x``
+        return remarks
+    if isinstance(task.form, Vectors) and task.parameters.get("missing") == "mask":
+        channels = task.form.dim // 2
+        remarks["missing"] = (
+            f"x has the values of the data in the first {channels} channels, NaN (not 0) where one is missing, and "
+            f"then {channels} channels that are 1 where it is missing, else 0"
+        )
+    if task.pictures:
+        remarks["images"] = (
+            f"x has the {PATCHES} patches of {PATCH}x{PATCH} pixels of an RGB image that is resized to {SIDE}x{SIDE} "
+            "pixels (Pillow, bilinear), row by row; the values of a patch are its pixels, row by row, each as red, "
+            "green and blue from 0 to 255"
+        )
+    return remarks
 
 
 def _remarks_on_texts(bundle: Bundle, reader: Reader | None) -> dict[str, str]:

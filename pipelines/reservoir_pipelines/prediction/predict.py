@@ -19,7 +19,7 @@ from reservoir.inputs.text_reader import TextReader
 from reservoir.loaded_model import LoadedModel
 from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions, PredictOptions
-from reservoir.raw_input import longer_rows_note
+from reservoir.raw_input import longer_rows_note, shorter_rows_note
 from reservoir.tasks.task import Task
 from reservoir.tasks.texts import UNKNOWN, shown, texts_of
 from reservoir_pipelines.data.columns import UNEQUAL_TIMES, listed
@@ -245,12 +245,14 @@ def _warn(bundle: Bundle, file: Path, rows: Rows, *, reads_symbols: bool) -> Non
 
     ``reads_symbols`` says that the raw input or a model reads letters as symbols, not by its own tokenizer.
     """
-    # 1. Rows that are longer than any of the fit, if a column reads only their beginning.
+    # 1. Rows that are longer than any of the fit, if a column reads only their beginning, and rows that are shorter
+    # than all of the fit, if a column reads zeros at their end.
     lengths = np.asarray(rows.lengths)
     columns = [column for part in bundle.parts for name in part.columns for column in parse_columns(name)]
-    note = longer_rows_note(columns, bundle.task, lengths)
-    if note and not bundle.task.labels_each_token:
-        notify(f"{file}: {note}")
+    if not bundle.task.labels_each_token:
+        shorter = None if bundle.lengths else shorter_rows_note(columns, bundle.task, lengths)
+        notes = (longer_rows_note(columns, bundle.task, lengths), shorter)
+        notify(*(f"{file}: {note}" for note in notes if note))
     # 2. Letters that no training row had.
     alphabet = bundle.task.alphabet.removeprefix(UNKNOWN)  # empty if the rows are no texts
     if reads_symbols and alphabet:
