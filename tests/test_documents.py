@@ -67,15 +67,20 @@ SMALLER_DATA = {
 }
 """Of pages whose programs write much data: what makes it less."""
 
-SLOW = ["guides/models", "guides/probing", "guides/language-models", "guides/train", "guides/recordings"]
-SLOW = [ROOT / "docs" / f"{name}.md" for name in [*SLOW, "guides/symbols", "scaling", "reproduce"]]
+SLOW_GUIDES = ["models", "probing", "language-models", "train", "recordings", "symbols"]
+SLOW_PAGES = [f"guides/{name}" for name in SLOW_GUIDES] + ["scaling", "reproduce"]
 """Pages that `make test` checks for the flags of their commands alone."""
+
+
+def is_slow(page):
+    """Return whether the commands of a page run among the slow tests only."""
+    return page in [ROOT / "docs" / f"{name}.md" for name in SLOW_PAGES]
 
 
 def page_cases():
     """Yield each page without its commands that export, which take ten seconds each; such pages once more with them."""
     for page in WITH_BLOCKS:
-        yield pytest.param(page, False, id=named(page), marks=[pytest.mark.slow] if page in SLOW else [])
+        yield pytest.param(page, False, id=named(page), marks=[pytest.mark.slow] if is_slow(page) else [])
         if re.search(r"^reservoir export ", page.read_text(), re.M):
             yield pytest.param(page, True, id=f"{named(page)} with exports", marks=pytest.mark.slow)
 
