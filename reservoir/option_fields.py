@@ -210,7 +210,8 @@ class Options:
             if not is_option:
                 continue  # an argument such as a task or an entry, which its function checks
             value = _plain(getattr(self, item.name))
-            if value == "" and item.default != "":  # as of a variable of the shell that is not set
+            is_empty = isinstance(value, str) and not value  # as a variable of the shell that is not set
+            if is_empty and item.default != "":
                 raise InputError(f"{flag_of(item)}: it is empty", "give a value, or leave the option out")
             if convert := item.metadata.get("converter"):
                 value = convert(value)

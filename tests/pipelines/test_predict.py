@@ -297,8 +297,8 @@ def test_a_folder_is_refused_as_a_file_before_anything_is_read(tmp_path, refusal
     paths = {"FIT": tmp_path, "NEW": tmp_path / "no-data.npz"}
     paths["NEW"].touch()
     arguments = [paths.get(word, word) for word in command.split()]
-    for out, shown in ((".", "."), ("", "."), ("/", "/"), (tmp_path, tmp_path)):
-        assert f"--out {shown}: a folder; name a file" in refusal(*arguments, "--out", out)
+    for out in (".", "/", tmp_path):
+        assert f"--out {out}: a folder; name a file" in refusal(*arguments, "--out", out)
 
 
 @pytest.mark.parametrize(
