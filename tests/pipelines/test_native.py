@@ -275,7 +275,7 @@ def test_a_model_of_sounds_says_that_its_own_input_is_not_used(init: str, cache:
     WhisperModel(config).save_pretrained(tmp_path / "model")
     sounds = write_sounds(tmp_path / "sounds", 12)
     extract(sounds, backbone=str(tmp_path / "model"), init=init, layers="embed", pool="mean")
-    note = "whisper: its own input for sounds is not supported, so 40 mel bands enter through a random layer"
+    note = "whisper: its own input for sounds is not supported, so 40 values a step (of sounds, mel bands) enter"
     assert (note in capfd.readouterr().err) == (init == "pretrained")
 
 

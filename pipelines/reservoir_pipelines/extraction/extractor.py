@@ -187,7 +187,7 @@ def _sound_note(plan: Plan, backbone: Backbone) -> str:
     reads_sounds = isinstance(inner, VectorModel) and inner.input_name in SOUND_INPUTS
     if not (has_sounds and reads_sounds and plan.reservoir.init == "pretrained"):
         return ""
-    values = "samples" if holds_samples(plan.task) else f"{BANDS} mel bands"
+    values = "samples" if holds_samples(plan.task) else f"{BANDS} values a step (of sounds, mel bands)"
     return (
         f"{backbone.family.name}: its own input for sounds is not supported, so {values} enter through a random layer; "
         "wav2vec2 and hubert read samples by their own"
