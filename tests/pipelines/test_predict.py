@@ -341,6 +341,14 @@ def test_a_file_that_the_command_reads_is_never_replaced(fitted, tmp_path, refus
     assert table.read_text() == text(values, labels)
 
 
+def test_the_tables_of_a_fit_are_not_replaced_by_predictions(fitted, tmp_path, refusal):
+    (new := tmp_path / "new.csv").write_text(text(*rows(6, seed=2)))
+    for name in ("predictions.csv", "results.csv"):
+        for readout in (fitted.parent, fitted):
+            message = refusal("predict", readout, new, "--out", fitted.parent / name)
+            assert "a table of the readout itself" in message
+
+
 def test_explain_makes_the_folder_of_its_plot_and_refuses_a_path_that_cannot_be_written(
     fitted, tmp_path, call, refusal
 ):

@@ -271,7 +271,7 @@ def predict(
 
     if out:
         # before anything is computed
-        check_out(out)
+        check_out(out, readout)
         refuse_source(out, file, options.get("labels"))
     # The predictions are counted while they are written or printed: none of them stays in memory, except with --json.
     predictions = api.predict(readout, file, **options)

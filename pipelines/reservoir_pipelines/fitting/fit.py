@@ -39,7 +39,7 @@ from reservoir_pipelines.fitting.evaluate import Scores, Test, evaluate_all, eva
 from reservoir_pipelines.fitting.fit_data import Features, FitData, Known
 from reservoir_pipelines.fitting.predictions_csv import PREDICTIONS
 from reservoir_pipelines.fitting.refit import Extras, FinalReadout, FinalReadouts, refit_all
-from reservoir_pipelines.fitting.results import Fit
+from reservoir_pipelines.fitting.results import RESULTS, Fit
 from reservoir_pipelines.fitting.save import save
 from reservoir_pipelines.fitting.select import select
 from reservoir_pipelines.fitting.verdicts import judge, patches_note, raw_choice_notes
@@ -124,7 +124,7 @@ def fit_and_score(
         curve=curve,
         operating_points=verdicts.operating_points,
         readout=finals.saved.readout,
-        results=folder / "results.csv",
+        results=folder / RESULTS,
         plot=folder / "sweep.png",
         saved=folder / CARD,
         predictions=folder / PREDICTIONS,

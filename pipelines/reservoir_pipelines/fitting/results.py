@@ -25,6 +25,8 @@ from reservoir_pipelines.output import Record, as_json, count_text, difference_t
 from reservoir_pipelines.plots import ScoreGrid
 
 SUMMARY = "fit.json"  # the file with the summary of a fit
+RESULTS = "results.csv"  # the table of the candidates
+LAYERS = "layers.csv"  # the table of layers, for programs; `LayerScore` explains its columns
 PROBING = ("control_score", "description_bits", "compression")
 """The fields of a result that the options ``--control`` and ``--mdl`` add."""
 ELSEWHERE = "folder"  # files folder-<digest>.json in the default folder of a fit: the paths of ``--out``, for `report`

@@ -21,14 +21,21 @@ from reservoir_pipelines.fitting.predictions_csv import (
     write_predictions,
 )
 from reservoir_pipelines.fitting.refit import FinalReadout, FinalReadouts
-from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, entry_names, score_grid
+from reservoir_pipelines.fitting.results import (
+    ELSEWHERE,
+    LAYERS,
+    SUMMARY,
+    Fit,
+    Result,
+    entry_names,
+    score_grid,
+)
 from reservoir_pipelines.fitting.source import KNOWN
 from reservoir_pipelines.plots import draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
 # The headings of results.csv.
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
-LAYERS = "layers.csv"  # the table of layers, for programs; `LayerScore` explains its columns
 CURVE, CONFUSION, PREDICTED = "curve.png", "confusion.png", "predicted.png"
 # Its headings, after those that describe the readout; those of probing only if the user asks for it.
 SCORES = ("valid_score", "valid_low", "valid_high", "test_score")

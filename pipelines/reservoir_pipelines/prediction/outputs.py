@@ -16,6 +16,8 @@ from reservoir_cache import replace_file
 from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.data.table import import_pyarrow
+from reservoir_pipelines.fitting.predictions_csv import PREDICTIONS
+from reservoir_pipelines.fitting.results import LAYERS, RESULTS
 from reservoir_pipelines.output import as_json, meter
 from reservoir_pipelines.prediction.prediction import Prediction
 from reservoir_pipelines.prediction.predictions import Predictions
@@ -117,12 +119,18 @@ class Tally:
         return evaluate_classes(truths.astype(int), labels.astype(int), class_names, scores, counts, groups)
 
 
-def check_out(out: Path) -> None:
-    """Raise `InputError` if predictions cannot be written to a file, before they are computed."""
+def check_out(out: Path, readout: Path) -> None:
+    """Raise `InputError` if the predictions of a readout cannot be written to a file, before they are computed."""
     if out.suffix not in WRITERS:
         raise InputError(f"--out {out}: predictions are written as {', '.join(WRITERS)}", "choose one")
     if not out.absolute().parent.is_dir() or out.is_dir():
         raise InputError(f"--out {out}: cannot be written", "name a file in an existing folder")
+    # The tables of a fit or run lie beside its readout, and `compare` and `report` read them.
+    folder = readout if readout.is_dir() else readout.parent
+    if out.exists() and out.name in (RESULTS, LAYERS, PREDICTIONS) and out.parent.samefile(folder):
+        raise InputError(
+            f"--out {out}: a table of the readout itself, which would be lost", "name another file"
+        )
     if out.suffix == ".parquet":
         import_pyarrow(f"--out {out}")
 

@@ -16,7 +16,7 @@ from reservoir.column import names_of, parse_columns, single_column
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked, require_intact
-from reservoir_pipelines.fitting.results import SUMMARY, Result, entry_names, score_grid
+from reservoir_pipelines.fitting.results import RESULTS, SUMMARY, Result, entry_names, score_grid
 from reservoir_pipelines.output import as_json, score_text
 from reservoir_pipelines.plots import PagePlot, ScoreGrid
 from reservoir_pipelines.tables import (
@@ -131,7 +131,7 @@ def _thinned(history: list[dict[str, Any]], name: str) -> list[list[float]]:
 def fit_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a fit; ``number`` identifies the part on the page."""
     summary = read_checked(path / SUMMARY)
-    values = fit_values(summary, path / "results.csv")
+    values = fit_values(summary, path / RESULTS)
     # The summaries of older fits have only the first entry.
     entries = [*map(Path, summary.get("entries", [summary["entry"]]))]
     scores = FitScores.from_summary(summary, title=f"{entries[0].parent.name}, {entry_names(entries)}")
