@@ -16,7 +16,7 @@ from typing import Any
 
 from reservoir_pipelines.files import checked_line, read_lines
 from reservoir_pipelines.paper.page import ARRAYS
-from reservoir_pipelines.paper.reproduction_folder import FORMAT, Cell, ReproductionFolder
+from reservoir_pipelines.paper.reproduction_folder import CELL_FORMAT, Cell, ReproductionFolder
 
 RESULTS = Path("benchmarks/results")
 # A flag with its folder, whose name may be quoted.
@@ -59,7 +59,7 @@ def result_line(result: Mapping[str, Any], numbers: Mapping[str, Set[str]]) -> s
         "folder": folder_without_machine(result["folder"]),
         "bytes": result["bytes"],
         "key": key,
-        "format": FORMAT,
+        "format": CELL_FORMAT,
     }
     line = checked_line(values)
     if path := ABSOLUTE.search(line):
@@ -86,8 +86,8 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file; exit if one of them is damaged or has another format."""
     lines = [values for _, values in read_lines(path)]
     for number, values in enumerate(lines, start=1):
-        if values is None or values["format"] != FORMAT:
-            problem = "damaged" if values is None else f"format {values['format']}, not {FORMAT}"
+        if values is None or values["format"] != CELL_FORMAT:
+            problem = "damaged" if values is None else f"format {values['format']}, not {CELL_FORMAT}"
             raise SystemExit(f"{path}, line {number}: {problem}; restore the file from git")
     return [values for values in lines if values is not None]
 

@@ -22,7 +22,7 @@ from reservoir_cache import Entry, FeatureStore
 from reservoir_pipelines import extract, fit, prepare
 from reservoir_pipelines.extraction.entries import row_count
 from reservoir_pipelines.extraction.extractor import Extractor
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView
+from reservoir_pipelines.fitting.source import KNOWN_SPLITS, ColumnSource, EntryView
 from reservoir_pipelines.output import silenced
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -585,7 +585,7 @@ def drain(context: Context, folder: Path) -> Entry:
 
 def reading_and_moments(context: Context, entry: Entry) -> None:
     """Measure how fast a fit reads a column, and how fast it computes its moments."""
-    source = ColumnSource(EntryView(FeatureStore(entry), KNOWN), Column.parse(FIT_COLUMNS[0]))
+    source = ColumnSource(EntryView(FeatureStore(entry), KNOWN_SPLITS), Column.parse(FIT_COLUMNS[0]))
     targets = Targets(1, 2)
     with products_on(Arithmetic(str(context.device))):
         # This pass also verifies the checksums of the files.

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import transformers
 
-from reservoir.backbone_names import KNOWN
+from reservoir.backbone_names import KNOWN_BACKBONES
 from reservoir.backbones import GROUPS, Backbone, families, find, load_backbone, load_native
 from reservoir.backbones.backbone import group_counts, parameter_count
 from reservoir.backbones.family import HubLoader
@@ -292,7 +292,7 @@ def print_known() -> None:
     heads = ["backbone", "family", "reads", "blocks", "width", "tokens", "whole model", *GROUPS]
     print("| " + " | ".join(heads) + " |")
     print("|" + "---|" * 3 + "--:|" * (len(heads) - 3))
-    for name in KNOWN:
+    for name in KNOWN_BACKBONES:
         print("| " + " | ".join(backbone_row(name)) + " |")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reservoir_pipelines.paper.claims import NOT_CHECKED, NOT_MEASURED, Estimate
+from reservoir_pipelines.paper.claims import NOT_CHECKED, NOT_MEASURED, MeanEstimate
 from reservoir_pipelines.plots import COLOURS, GRID, INK
 
 if TYPE_CHECKING:
@@ -89,14 +89,14 @@ COMPARISONS = (
 )
 
 
-def differences(tables: Tables, comparison: Comparison) -> dict[str, Estimate]:
+def differences(tables: Tables, comparison: Comparison) -> dict[str, MeanEstimate]:
     """Return the difference in points with its 95% interval, by task."""
     return _row_differences(
         tables[comparison.part, comparison.table], comparison.pretrained, comparison.random
     )
 
 
-def _row_differences(table: Mapping[str, Any], more: str, less: str) -> dict[str, Estimate]:
+def _row_differences(table: Mapping[str, Any], more: str, less: str) -> dict[str, MeanEstimate]:
     """Return one row of a table minus another, with the 95% interval, for each task that both rows have."""
     rows: Mapping[str, Any] = {row["name"]: row["spots"] for row in table["rows"]}
     pairs = zip(table["columns"], rows[more], rows[less], strict=True)
@@ -107,8 +107,8 @@ def _row_differences(table: Mapping[str, Any], more: str, less: str) -> dict[str
     }
 
 
-def _estimate(spot: Mapping[str, Any]) -> Estimate:
-    return Estimate(spot["mean"], *spot["ends"])
+def _estimate(spot: Mapping[str, Any]) -> MeanEstimate:
+    return MeanEstimate(spot["mean"], *spot["ends"])
 
 
 def published(tables: Tables) -> dict[str, float]:

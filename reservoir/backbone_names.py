@@ -21,7 +21,7 @@ _LISTED = {
 DEFAULT_BACKBONE = "mini"  # its weights come with this package
 KERNELS = "kernels"  # random kernels without blocks, the default for series
 
-KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
+KNOWN_BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
     name: (entry["family"], entry.get("settings", {})) for name, entry in _LISTED.items()
 }
 """Family and settings of each known backbone."""
@@ -35,31 +35,33 @@ HUB_NAME = re.compile(r".*/.*|(distil|xlm-)?(bert|roberta|gpt2|t5)\b.*")
 SHIPPED: dict[str, Path] = {"mini": Path(__file__).parent / "backbones" / "mini"}
 """Folders of the backbones whose pretrained weights come with this package."""
 
-GROUP = "reservoir.backbones"
+ENTRY_POINTS = "reservoir.backbones"
 """The group of the entry points by which other packages add families of backbones."""
 
 
 @cache
 def plugins() -> Sequence[EntryPoint]:
     """Return the entry points of other installed packages, each with the name of a family; nothing is imported."""
-    return tuple(entry_points(group=GROUP))
+    return tuple(entry_points(group=ENTRY_POINTS))
 
 
 def add_name(family: str) -> None:
     """Make the name of a family the name of a backbone with the family's default configuration."""
-    KNOWN.setdefault(family, (family, {}))
+    KNOWN_BACKBONES.setdefault(family, (family, {}))
 
 
 def check_backbone_name(name: str) -> None:
     """Raise `InputError` unless a name is known, is a folder or a file, or may be a name on the hub."""
     without_settings, _, _ = name.partition(":")  # settings may follow, as in esn:units=500
     families_of_plugins = {plugin.name for plugin in plugins()}
-    is_known = without_settings in KNOWN or without_settings in families_of_plugins or name in SHORT
+    is_known = (
+        without_settings in KNOWN_BACKBONES or without_settings in families_of_plugins or name in SHORT
+    )
     may_be_elsewhere = HUB_NAME.fullmatch(name) is not None or Path(name).exists()
     if not is_known and not may_be_elsewhere:
         raise InputError(
             f"backbone {name!r}: neither a known name nor a folder",
-            f"give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}",
+            f"give a folder, or one of {', '.join(KNOWN_BACKBONES)}{nearest(name, [*KNOWN_BACKBONES, *SHORT])}",
         )
 
 
@@ -103,7 +105,7 @@ def locate(name: str, *files: str) -> Path:
     # What is left is a name on the hub, whose client is imported only then, or an error.
     problem = "neither a known name nor a folder"
     cause: Exception | None = None
-    if name in KNOWN or HUB_NAME.fullmatch(name):
+    if name in KNOWN_BACKBONES or HUB_NAME.fullmatch(name):
         from huggingface_hub import snapshot_download
         from huggingface_hub.utils import disable_progress_bars
 
@@ -115,7 +117,7 @@ def locate(name: str, *files: str) -> Path:
             cause = error
     raise InputError(
         f"backbone {name!r}: {problem}",
-        f"give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}",
+        f"give a folder, or one of {', '.join(KNOWN_BACKBONES)}{nearest(name, [*KNOWN_BACKBONES, *SHORT])}",
     ) from cause
 
 

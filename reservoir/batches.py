@@ -63,7 +63,7 @@ class Picked:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedBatch:
     """Rows in batches, prepared for the model."""
 
     batches: Sequence[Batch]
@@ -86,7 +86,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class _ReadRows:
-    """Stored sequences as a model reads them, not yet in batches; the fields have the meaning of those of `Loaded`."""
+    """Stored sequences as a model reads them, not yet in batches; the fields mean what those of `LoadedBatch` do."""
 
     # (rows or pieces, tokens, ...), or (rows, values, ...) if the device will cut the windows
     x: np.ndarray
@@ -103,7 +103,7 @@ def load(
     lengths: np.ndarray,
     batch_rows: int,
     mask_names: Sequence[str] = (),
-) -> Loaded:
+) -> LoadedBatch:
     """Make batches of stored sequences on the host: tokenize, scale, and group rows of similar length.
 
     ``mask_names`` are the masks of tokens that the poolings read (`masks_of`).
@@ -133,7 +133,7 @@ def load(
         )
         for rows, tokens in model_batches(model, read.lengths, batch_rows)
     ]
-    return Loaded(batches, read.lengths, read.owner, model.fpt.inputs.special, read.masks)
+    return LoadedBatch(batches, read.lengths, read.owner, model.fpt.inputs.special, read.masks)
 
 
 def _read_rows(
@@ -154,7 +154,7 @@ def _read_rows(
     return _ReadRows(x, lengths)
 
 
-def load_tokens(model: LoadedModel, part: TokenPart, batch_rows: int) -> Loaded:
+def load_tokens(model: LoadedModel, part: TokenPart, batch_rows: int) -> LoadedBatch:
     """Make batches of the sequences that hold some words or tokens of texts, which are the rows of the result."""
 
     def put(array: np.ndarray) -> Tensor:
@@ -184,7 +184,7 @@ def load_tokens(model: LoadedModel, part: TokenPart, batch_rows: int) -> Loaded:
                 picked=picked,
             )
         )
-    return Loaded(
+    return LoadedBatch(
         batches,
         part.lengths,
         owner=None,

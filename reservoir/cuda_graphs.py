@@ -18,7 +18,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from reservoir.backbones.backbone import Backbone
 
-Values = TypeVar("Values")
+WorkResult = TypeVar("WorkResult")
 
 WARM_UP = 3
 """Steps of a shape before its capture, as torch advises: they allocate what libraries keep, such as workspaces."""
@@ -49,7 +49,7 @@ class Graph(Protocol):
 class Recorder(Protocol):
     """Captures work; `CudaRecorder` does, and tests have others."""
 
-    def run(self, work: Callable[[], Values]) -> Values:
+    def run(self, work: Callable[[], WorkResult]) -> WorkResult:
         """Do the work without a graph, as a warm-up of its capture."""
         ...
 
@@ -93,8 +93,11 @@ class RepeatedBatches:
         return cls(CudaRecorder(device))
 
     def __call__(
-        self, compute: Callable[[Sequence[Tensor]], Values], tensors: Sequence[Tensor], settings: Hashable
-    ) -> Values:
+        self,
+        compute: Callable[[Sequence[Tensor]], WorkResult],
+        tensors: Sequence[Tensor],
+        settings: Hashable,
+    ) -> WorkResult:
         """Return ``compute(tensors)``, which is valid until the next call.
 
         ``settings`` are all else on which the values depend; a graph is used again if they and the shapes are equal.
@@ -170,7 +173,7 @@ class CudaRecorder:
             self._pool = torch.cuda.graph_pool_handle()
         self._failed: torch.cuda.CUDAGraph | None = None  # kept alive; see `capture`
 
-    def run(self, work: Callable[[], Values]) -> Values:
+    def run(self, work: Callable[[], WorkResult]) -> WorkResult:
         """Do the work on the stream of the captures, between what is queued before it and what follows."""
         # The streams wait for each other on the GPU; this thread waits for neither.
         current = torch.cuda.current_stream(self._device)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reservoir.batches import Batch, Loaded, load, load_tokens
+from reservoir.batches import Batch, LoadedBatch, load, load_tokens
 from reservoir.column import Column, column_shapes
 from reservoir.cuda_graphs import MOST_TOKENS
 from reservoir.devices import exact_products, fetch
@@ -29,7 +29,7 @@ class Launched:
 
     # (rows or pieces, tokens, width), by the names that columns have in the cache
     columns: Mapping[str, Tensor]
-    loaded: Loaded  # the rows that they are computed from
+    loaded: LoadedBatch  # the rows that they are computed from
 
     @property
     def device(self) -> torch.device:
@@ -53,7 +53,7 @@ class Launched:
 
 def launch(
     model: LoadedModel,
-    loaded: Loaded,
+    loaded: LoadedBatch,
     names: Sequence[str],
     advance: Callable[[int], None] = lambda rows: None,
 ) -> Launched:

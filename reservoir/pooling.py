@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from reservoir.errors import InputError
 from reservoir.input_poolings import Counts, Excess, Mirrored
 from reservoir.pooling_base import Pooling, require_full, side_by_side, weighted_average
-from reservoir.weighted_poolings import Assistant, Attention, Fading, LastPrompt, Span, Words
+from reservoir.weighted_poolings import Assistant, AttentionPooling, Fading, LastPrompt, Span, Words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -454,7 +454,7 @@ _KINDS: tuple[type[Pooling], ...] = (
     *(
         Segments,
         Fading,
-        Attention,
+        AttentionPooling,
         Quantiles,
         Shares,
         Compete,

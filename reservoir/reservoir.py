@@ -14,7 +14,7 @@ from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 
 MAX_WINDOW = 2**18  # values of a token; an input layer of more takes minutes to draw
-MAX_SYMBOLS = 64  # largest vocabulary of windows, which have one channel per symbol
+MAX_WINDOW_SYMBOLS = 64  # largest vocabulary of windows, which have one channel per symbol
 
 
 class Reservoir(ReservoirOptions):
@@ -84,9 +84,9 @@ class Reservoir(ReservoirOptions):
             return replace(task, form=Vectors(picture.window_values), max_tokens=picture.places)
         # Windows of symbols are vectors of ones and zeros, with a channel for each symbol, so these must be few.
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-        if windows.symbols > MAX_SYMBOLS:
+        if windows.symbols > MAX_WINDOW_SYMBOLS:
             raise InputError(
-                f"--patch {self.patch}: windows support up to {MAX_SYMBOLS} symbols, and task {task.name!r} "
+                f"--patch {self.patch}: windows support up to {MAX_WINDOW_SYMBOLS} symbols, and task {task.name!r} "
                 f"has {channels}",
                 "leave out the window options",
             )

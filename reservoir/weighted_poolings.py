@@ -78,7 +78,7 @@ class Fading(Pooling):
         return side_by_side(states.real_tokens.fading_weights(self.number).bmm(states.filled(0.0)))
 
 
-class Attention(Pooling):
+class AttentionPooling(Pooling):
     """For each of K random queries the mean of all real tokens, weighted by attention to the query, side by side.
 
     With real tokens h_1 to h_n and a query q, both of w channels, the feature vector of the query is sum_t a_t h_t:
@@ -115,7 +115,7 @@ def random_queries(number: int, width: int) -> list[list[float]]:
 
 
 def attention_weights(states: HiddenStates, queries: Tensor) -> Tensor:
-    """Return the weights (batch, queries, tokens) of `Attention`, which are 0 at padding, for queries (K, width)."""
+    """Return the weights (batch, queries, tokens) of `AttentionPooling` for queries (K, width): 0 at padding."""
     import torch
 
     # Standardise each token over its channels. The constant only prevents 0 / 0, because states may be tiny.

@@ -184,7 +184,7 @@ def narrow_mini(_narrow, monkeypatch):
 
     folder, config = _narrow
     monkeypatch.setitem(backbone_names.SHIPPED, "mini", folder)
-    monkeypatch.setitem(backbone_names.KNOWN, "mini", ("gpt2", config.to_dict()))
+    monkeypatch.setitem(backbone_names.KNOWN_BACKBONES, "mini", ("gpt2", config.to_dict()))
 
 
 @pytest.fixture(scope="module")

@@ -216,6 +216,29 @@ def test_the_rooms_of_the_paper_use_public_parts_and_serve_the_commands_alone():
     assert used - inside <= OPEN_TO_THE_PAPER
 
 
+def test_a_name_that_modules_share_has_one_owner():
+    # A verb is the function of the library, its part of the command line, and the work behind it; each format of data
+    # has its suffixes and its reader, which one module calls by the name of the format's module.
+    verbs = {*reservoir_pipelines.__all__, "card", "remove", "repair", "verify", "run"}
+    of_formats = {"SUFFIXES", "accepts", "read"}
+    owners, imported_names = {}, set()
+    for name, path in modules().items():
+        for node in tree_of(path).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            defined = [target.id for target in targets if isinstance(target, ast.Name)]
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                defined = [node.name]
+            for item in defined:
+                owners.setdefault(item, set()).add(name)
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ImportFrom):
+                imported_names |= {(node.module, alias.name) for alias in node.names}
+    shared = {item: names for item, names in owners.items() if any((name, item) in imported_names for name in names)}
+    assert len(shared) > 500
+    several = {item: sorted(names) for item, names in shared.items() if len(names) > 1 and not item.startswith("__")}
+    assert {item: names for item, names in several.items() if item not in verbs | of_formats} == {}
+
+
 def test_no_module_hides_a_public_name():
     import reservoir_pipelines
 

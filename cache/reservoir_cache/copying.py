@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from reservoir_cache.catalog import ENTRY_FOLDER, check_space
-from reservoir_cache.derived import ArrayFile, listed
+from reservoir_cache.derived import ArrayFile, listed_arrays
 from reservoir_cache.entry import MANIFEST_FILE, Entry, Shard, TargetFile, page_name
 from reservoir_cache.errors import CacheError
 from reservoir_cache.locks import LOCK_FILE, entry_locks, mark_last, process_text
@@ -160,7 +160,7 @@ def _listed_files(entry: Entry) -> dict[str, Line]:
 
     Raises CacheError if a manifest is damaged.
     """
-    lines_of_input = listed(entry.path / INPUT)
+    lines_of_input = listed_arrays(entry.path / INPUT)
     if lines_of_input is None:
         raise CacheError(f"{entry.path / INPUT / MANIFEST_FILE}: damaged; {entry.repair_command}")
     lines: dict[str, Line] = {f"{INPUT}/{file}": line for file, line in lines_of_input.items()}

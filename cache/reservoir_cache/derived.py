@@ -80,7 +80,7 @@ def _save(
     with locks.at_work(), locks.mutex():
         size, crc = publish(path, *content)
         # A damaged manifest, which is None, is replaced: its files can be computed again.
-        lines = listed(folder) or {}
+        lines = listed_arrays(folder) or {}
         lines[path.name] = ArrayFile(size, crc)
         _write_list(folder, lines)
 
@@ -88,7 +88,7 @@ def _save(
 def _load(entry: Entry, folder_name: str, name: str) -> tuple[dict[str, NDArray], dict[str, Any]] | None:
     """Return the arrays and meta of a file in a folder of an entry, or None if it is absent or damaged."""
     path = entry.path / folder_name / f"{check_name(name, 'name of arrays')}.h5"
-    line = (listed(path.parent) or {}).get(path.name)
+    line = (listed_arrays(path.parent) or {}).get(path.name)
     if line is None or fault(path, vars(line)):
         return None
     try:
@@ -101,7 +101,7 @@ def _load(entry: Entry, folder_name: str, name: str) -> tuple[dict[str, NDArray]
     return arrays, meta
 
 
-def listed(folder: Path) -> dict[str, ArrayFile] | None:
+def listed_arrays(folder: Path) -> dict[str, ArrayFile] | None:
     """Return the line of each file in the folder's manifest: empty if there is no manifest, None if it is damaged."""
     try:
         files = read_json(folder / MANIFEST_FILE)["files"]
@@ -120,7 +120,7 @@ def listed(folder: Path) -> dict[str, ArrayFile] | None:
 
 def forget(folder: Path, file: str) -> None:
     """Delete a file and its line in the manifest; delete all files if the manifest is damaged or lists none."""
-    lines = listed(folder) or {}
+    lines = listed_arrays(folder) or {}
     files_to_delete = {file} if lines else {path.name for path in folder.glob("*.h5")}
     remaining_lines = {name: line for name, line in lines.items() if name not in files_to_delete}
     # The lines go before the files: the manifest never lists a file that does not exist.

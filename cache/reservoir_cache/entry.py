@@ -28,7 +28,7 @@ _CRC32 = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
-class Column:
+class StoredColumn:
     """Shape of a column, the same in every shard: (rows, tokens, width)."""
 
     tokens: int  # per row
@@ -63,7 +63,7 @@ class Manifest:
     key: str  # of the entry
     split: str
     rows: int  # of the split
-    columns: dict[str, Column] = field(default_factory=dict)  # every column of any of the shards
+    columns: dict[str, StoredColumn] = field(default_factory=dict)  # every column of any of the shards
     shards: tuple[Shard, ...] = ()  # sorted by block, then file
     targets: TargetFile | None = None  # None until the labels are written, and in all pages but the first
 
@@ -84,7 +84,7 @@ class Manifest:
                 shard_of_column.setdefault(shard.block, {}).update(dict.fromkeys(shard.columns, shard))
         return shard_of_column
 
-    def with_shard(self, shard: Shard, columns: dict[str, Column]) -> "Manifest":
+    def with_shard(self, shard: Shard, columns: dict[str, StoredColumn]) -> "Manifest":
         """Return the manifest with a shard and the shapes of its columns; a shard of the same file is replaced."""
         others = (other for other in self.shards if other.file != shard.file)
         shards = sorted((*others, shard), key=lambda line: (line.block, line.file))
@@ -297,7 +297,7 @@ class Entry:
     def manifest(self, split: str) -> Manifest:
         """Return the manifest of a split, with the lines of all its pages; it is empty if nothing is written yet."""
         pages = [self.page(split, page) for page in range(self.page_count(split))]
-        columns = dict[str, Column]()
+        columns = dict[str, StoredColumn]()
         shards = list[Shard]()
         for page in pages:
             for name, shape in page.columns.items():
@@ -320,7 +320,7 @@ class Entry:
         try:
             content = read_json(path)
             parsed = {
-                "columns": {name: Column(**shape) for name, shape in content["columns"].items()},
+                "columns": {name: StoredColumn(**shape) for name, shape in content["columns"].items()},
                 "shards": tuple(Shard(**shard) for shard in content["shards"]),
                 "targets": TargetFile(**content["targets"]) if content["targets"] else None,
             }

@@ -23,7 +23,7 @@ import numpy as np
 from h5py import h5l, h5pl  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
-from reservoir_cache.entry import Column, check_column_name
+from reservoir_cache.entry import StoredColumn, check_column_name
 from reservoir_cache.errors import CacheError, UnstorableError
 from reservoir_cache.paths import crc32_of, joined_crc32
 
@@ -474,7 +474,7 @@ class ShardContent:
     """What a shard's file says of itself."""
 
     header: dict[str, int | str]  # the attributes of the file
-    columns: dict[str, Column]  # the shape of each column
+    columns: dict[str, StoredColumn]  # the shape of each column
     crc32s: dict[str, str]  # of the values, then the offsets of each column
 
 
@@ -483,7 +483,7 @@ def inspect_shard(path: Path, store: str, offset_rows: int) -> ShardContent:
 
     The values of each column are read, and compared with the CRC-32 in its attributes.
     """
-    columns = dict[str, Column]()
+    columns = dict[str, StoredColumn]()
     crc32s = dict[str, str]()
     with open_hdf5(path) as file, path.open("rb") as raw_file:
         header = {
@@ -511,7 +511,7 @@ def inspect_shard(path: Path, store: str, offset_rows: int) -> ShardContent:
                 raise CacheError(
                     f"{path}: the values of column {name} do not have the CRC-32 that it names"
                 )
-            columns[name] = Column(*encoded.values.shape[1:])
+            columns[name] = StoredColumn(*encoded.values.shape[1:])
     return ShardContent(header, columns, crc32s)
 
 

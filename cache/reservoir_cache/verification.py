@@ -46,7 +46,7 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
 def _damage_of_arrays(folder: Path, remedy: str, *, contents: bool) -> list[Problem]:
     """Return the damage in a folder of arrays (see `derived`); ``remedy`` is what to do about it."""
     manifest = folder / MANIFEST_FILE
-    lines = derived.listed(folder)
+    lines = derived.listed_arrays(folder)
     if lines is None:
         return [Problem(manifest, "damaged", remedy)]
     fields = {file: vars(line) for file, line in lines.items()}

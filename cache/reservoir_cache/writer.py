@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from reservoir_cache.entry import (
     TARGETS_FILE,
-    Column,
     Entry,
     Manifest,
     Shard,
+    StoredColumn,
     TargetFile,
     check_column_name,
     has_listed_size,
@@ -103,7 +103,7 @@ class _Written:
 
     split: str
     line: Shard  # what the page will list
-    shapes: dict[str, Column]  # of the columns of the shard
+    shapes: dict[str, StoredColumn]  # of the columns of the shard
 
 
 class ShardWriter:
@@ -273,7 +273,7 @@ def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded])
     folder = entry.path / split
     page_number = page_of(block)
     page = entry.page(split, page_number)
-    shapes = {name: Column(*column.values.shape[1:]) for name, column in encoded.items()}
+    shapes = {name: StoredColumn(*column.values.shape[1:]) for name, column in encoded.items()}
     _check_shapes(page, shapes)
     # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a
     # repair makes the same names, and replaces an unlisted file of a killed run.
@@ -319,7 +319,7 @@ def _list_shards(entry: Entry, group: Sequence[_Written]) -> None:
             page.write(entry.path / split, page_number)
 
 
-def _check_shapes(page: Manifest, shapes: Mapping[str, Column]) -> None:
+def _check_shapes(page: Manifest, shapes: Mapping[str, StoredColumn]) -> None:
     """Raise CacheError if a column has another shape than in the blocks that a page lists."""
     for name, shape in shapes.items():
         listed = page.columns.get(name)

@@ -14,7 +14,13 @@ from reservoir.readouts.evaluation import balanced_interval, evaluate_labels
 from reservoir.readouts.linear import metric_name
 from reservoir.readouts.paired import paired_difference
 from reservoir_pipelines.files import read_checked, require_intact
-from reservoir_pipelines.fitting.predictions_csv import BEST, GROUP, GROUP_NUMBER, PREDICTIONS, RESERVOIR
+from reservoir_pipelines.fitting.predictions_csv import (
+    BEST,
+    GROUP_COLUMN,
+    GROUP_NUMBER,
+    PREDICTIONS,
+    RESERVOIR,
+)
 from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.training.run_folder import RESULT
@@ -186,7 +192,9 @@ def _read(path: Path) -> _Predictions:
                     "give each row another id",
                 )
             labels[place] = line["label"], line[column]
-            group = next((line[name] for name in ("unit", GROUP, GROUP_NUMBER) if name in line), None)
+            group = next(
+                (line[name] for name in ("unit", GROUP_COLUMN, GROUP_NUMBER) if name in line), None
+            )
             if group is not None:
                 groups[line["id"]] = group
         if evaluation.get("groups") and not groups:

@@ -69,7 +69,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 DIGEST = "sha256"  # key of the digest in files with JSON
-FILES = "files"  # key of the digests of the files that a summary describes
+FILE_DIGESTS = "files"  # key of the digests of the files that a summary describes
 
 
 class DamagedError(ValueError):
@@ -98,12 +98,12 @@ def read_checked(path: Path) -> dict[str, Any]:
 
 def with_digests(summary: Mapping[str, Any], files: Iterable[Path]) -> dict[str, Any]:
     """Return the values of a summary, and the digests of those of ``files`` that exist by their names."""
-    return {**summary, FILES: {file.name: file_digest(file) for file in files if file.exists()}}
+    return {**summary, FILE_DIGESTS: {file.name: file_digest(file) for file in files if file.exists()}}
 
 
 def require_intact(file: Path, summary: Mapping[str, Any]) -> None:
     """Raise `DamagedError` if a file has changed since a summary was written; earlier versions wrote no digests."""
-    digests = summary.get(FILES, {})
+    digests = summary.get(FILE_DIGESTS, {})
     if file.name in digests and file_digest(file) != digests[file.name]:
         raise DamagedError(f"{file.name} has changed since it was written")
 

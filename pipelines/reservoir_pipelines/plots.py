@@ -38,7 +38,7 @@ INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MAX_TICKS = 32  # labels of an axis that can be read
-MAX_ROWS = 16  # columns whose names are legible beside a plot of settings
+MAX_NAMED_ROWS = 16  # columns whose names are legible beside a plot of settings
 MAX_COUNTS = 20  # classes of a confusion matrix whose counts can be read
 
 
@@ -245,9 +245,9 @@ def draw_settings(axes: Axes, grid: ScoreGrid, metric: str) -> None:
     """Draw the validation scores of the best columns under every setting, and circle the chosen readout."""
     best_column, best_setting = grid.best
     factor, unit = in_unit(metric)
-    # The rows of the image: numbers of the `MAX_ROWS` best columns, the chosen one among them, by layer.
+    # The rows of the image: numbers of the `MAX_NAMED_ROWS` best columns, the chosen one among them, by layer.
     ranked: list[int] = np.argsort(-np.nanmax(grid.scores, axis=1), kind="stable").tolist()
-    rows = sorted({best_column, *ranked[: MAX_ROWS - 1]}, key=lambda i: column_order(grid.columns[i]))
+    rows = sorted({best_column, *ranked[: MAX_NAMED_ROWS - 1]}, key=lambda i: column_order(grid.columns[i]))
     # Its columns: numbers of the settings that at least half of the rows have. Further settings, tried because an end
     # of the grid was best, would be gaps in most rows.
     is_common = (~np.isnan(grid.scores[rows])).mean(axis=0) >= 0.5

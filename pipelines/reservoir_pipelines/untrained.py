@@ -27,13 +27,12 @@ from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.fit import ScoredFit, check_options, fit_and_score
 from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.refit import FinalReadout
-from reservoir_pipelines.fitting.results import SUMMARY as FIT_SUMMARY
-from reservoir_pipelines.fitting.results import Against, Result
+from reservoir_pipelines.fitting.results import SUMMARY, Against, Result
 from reservoir_pipelines.fitting.verdicts import compared_with, difference_on_test
 from reservoir_pipelines.output import Record, as_json, notify
 from reservoir_pipelines.plots import draw_twin, plot
 
-SUMMARY = "twin.json"
+TWIN_SUMMARY = "twin.json"
 PLOT = "twin.png"
 UNTRAINED = "random"  # the ``--init`` of the untrained model
 DIFFERENCES = ("trained_minus_untrained", "trained_minus_raw", "untrained_minus_raw")
@@ -138,7 +137,7 @@ class Twin(Record):
             chosen=Contrast.from_dict(values["chosen"]),
             layers=tuple(map(Contrast.from_dict, values["layers"])),
             against=tuple(from_json(Against, stored) for stored in against),
-            saved=folder / SUMMARY,
+            saved=folder / TWIN_SUMMARY,
             plot=folder / PLOT,
             seconds=float(values["seconds"]),
             reused=True,
@@ -222,11 +221,11 @@ def _default_folder(entry: Entry, key: str) -> Path:
 
 def _read_saved(folder: Path, key: str) -> Twin | None:
     """Return the result that an earlier call with the same key saved in a folder; None unless all of it is there."""
-    files = [folder / SUMMARY, *(folder / model / FIT_SUMMARY for model in ("trained", "untrained"))]
+    files = [folder / TWIN_SUMMARY, *(folder / model / SUMMARY for model in ("trained", "untrained"))]
     if not all(file.is_file() for file in files):
         return None
     try:
-        values = read_checked(folder / SUMMARY)
+        values = read_checked(folder / TWIN_SUMMARY)
         return Twin.from_dict(values, folder) if values.get("key") == key else None
     except (KeyError, TypeError, ValueError):  # damaged: it is computed again
         return None
@@ -270,7 +269,7 @@ def _compare(trained: ScoredFit, untrained: ScoredFit, folder: Path) -> Twin:
             if layer.name in untrained_layers
         ),
         against=tuple(against),
-        saved=folder / SUMMARY,
+        saved=folder / TWIN_SUMMARY,
         plot=folder / PLOT,
         seconds=0.0,
         reused=False,

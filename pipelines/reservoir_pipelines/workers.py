@@ -33,7 +33,7 @@ PAYS_OFF = 5.0
 PATIENCE = 30  # seconds to wait for the answer of a scheduler
 CHECK = 2.0  # seconds between questions to the scheduler about its workers
 QUEUED = 2  # pieces for each thread of a worker: one that it computes, and one that waits for it
-REMEDY = "give all machines the same commit, libraries and files, and pass --compute"
+SAME_MACHINES = "give all machines the same commit, libraries and files, and pass --compute"
 PACKAGES = ("reservoir", "reservoir_cache", "reservoir_pipelines")
 CODE = (".py", ".toml")  # suffixes of the files that decide what is computed
 
@@ -331,7 +331,7 @@ class Crew:
             # `leave_out` removes a worker from the names, so it must be among them first.
             self.names[worker] = str(present[worker]["name"])
             if problem := difference(answer):
-                self.leave_out(worker, f"worker {self.names[worker]}: {problem}; {REMEDY}")
+                self.leave_out(worker, f"worker {self.names[worker]}: {problem}; {SAME_MACHINES}")
 
     def present(self) -> Mapping[str, Any]:
         """Ask the scheduler for its workers, each with its name and its number of threads, by address."""

@@ -22,7 +22,7 @@ Such a parameter, often a bias or a norm, keeps the constant to which the model'
 StoredTensors = Mapping[str, Any]
 """Tensors by name; they may be slices of safetensors files, which are read when they are indexed."""
 
-Loaded = tuple[nn.Module, dict[str, Any]]
+LoadedModule = tuple[nn.Module, dict[str, Any]]
 """A model, and a report on its missing, unexpected and mismatched tensors."""
 
 # Lists in the configurations of transformers that have one value for each block.
@@ -139,7 +139,7 @@ class FolderLoader:
         """Return a model of this configuration with arbitrary weights."""
         return self.module(config)
 
-    def load(self, config: Any, tensors: StoredTensors, dtype: torch.dtype) -> Loaded:
+    def load(self, config: Any, tensors: StoredTensors, dtype: torch.dtype) -> LoadedModule:
         """Return a model with these tensors in ``dtype``, and a report on them."""
         model = self.outline(config)
         outline_tensors = model.state_dict()
@@ -243,7 +243,7 @@ class HubLoader:
         model_class = self._class(config)
         return self._adapted(model_class(deepcopy(config), **self.options), config)
 
-    def load(self, config: Any, tensors: StoredTensors, dtype: torch.dtype) -> Loaded:
+    def load(self, config: Any, tensors: StoredTensors, dtype: torch.dtype) -> LoadedModule:
         """Return a model with these tensors in ``dtype``, and transformers' report on them.
 
         transformers renames tensors whose names are those of an older release.

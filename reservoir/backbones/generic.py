@@ -66,7 +66,7 @@ LISTS_OF_COUNTS = ("depth", "depths", "block_sizes", "block_repeats", "num_block
 
 # Parts of the names of parameters by group; the first match counts. All names match the last group, because the empty
 # text is part of each.
-GROUPS = {
+PARTS_OF_NAMES = {
     "positions": ("position",),
     "layernorm": ("norm", "ln_", "ln1", "ln2"),
     "attention": ("attn", "attention", "mixer", "mamba", "ssm"),
@@ -163,7 +163,7 @@ def generic_family(config: Any) -> Family:
         run=partial(_run, parts) if takes_embeddings else run_vectors,
         blocks=blocks,
         stored_blocks=f"{parts.part_path}.{parts.blocks_path}".lstrip("."),
-        groups=GROUPS,
+        groups=PARTS_OF_NAMES,
         draw=partial(_draw, parts),
         scheme="matrices normal with standard deviation initializer_range, all else as the model's class sets it",
         unused=(parts.words_path,) if parts.words_path else (),

@@ -26,7 +26,7 @@ from reservoir.backbones.family import (
     Config,
     Family,
     FolderLoader,
-    Loaded,
+    LoadedModule,
     Shape,
     StoredTensors,
     draw_normal,
@@ -117,7 +117,7 @@ keys) or None.
 """
 
 
-class Attention(nn.Module):
+class GPT2Attention(nn.Module):
     """Causal multi-head attention of the block ``number``, from 0.
 
     It returns its output, and its map if the attention function computes it.
@@ -209,13 +209,13 @@ class Feedforward(nn.Module):
         return self.dropout(self.c_proj(inner))
 
 
-class Block(nn.Module):
+class GPT2Block(nn.Module):
     """The transformer block ``number``, from 0."""
 
     def __init__(self, config: GPT2Config, number: int) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-        self.attn = Attention(config, number)
+        self.attn = GPT2Attention(config, number)
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = Feedforward(config)
 
@@ -239,7 +239,7 @@ class GPT2Model(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
         self.drop = nn.Dropout(config.embd_pdrop)
-        self.h = nn.ModuleList([Block(config, number) for number in range(config.n_layer)])
+        self.h = nn.ModuleList([GPT2Block(config, number) for number in range(config.n_layer)])
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def set_attn_implementation(self, name: str) -> None:
@@ -265,7 +265,7 @@ class GPT2Loader(FolderLoader):
         vocabulary = config.vocab_size if with_token_embeddings else 1
         return replace(config, n_layer=depth or config.n_layer, vocab_size=vocabulary)
 
-    def load(self, config: GPT2Config, tensors: StoredTensors, dtype: torch.dtype) -> Loaded:
+    def load(self, config: GPT2Config, tensors: StoredTensors, dtype: torch.dtype) -> LoadedModule:
         """Return a model with these tensors in ``dtype``, and a report on them."""
         # In a model that was saved with a head, the names of all other tensors have a prefix.
         prefix = f"{GPT2Model.base_model_prefix}."

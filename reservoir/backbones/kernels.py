@@ -46,7 +46,7 @@ class NoBlocks(nn.Module):
         return x
 
 
-KERNELS = Family(
+KERNEL_FAMILY = Family(
     name="kernels",
     loader=FolderLoader(NoBlocks),
     config=KernelsConfig,

@@ -53,7 +53,7 @@ RULES = {
 | bitsandbytes | a value of a table times its block's maximum, or an integer times its row's maximum / 127 |
 """
 
-MATRICES: dict[str, tuple[type[QuantisedMatrix], ...]] = {
+MATRICES_OF_METHOD: dict[str, tuple[type[QuantisedMatrix], ...]] = {
     "gptq": (GPTQMatrix,),
     "awq": (AWQMatrix,),
     "bitsandbytes": (NF4Matrix, FP4Matrix, LLMInt8Matrix),
@@ -65,7 +65,7 @@ TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt")
 """Types of models that have their matrices as (inputs, outputs); quantised ones are stored as (outputs, inputs)."""
 
 # Names of types in safetensors.
-PLAIN = ("F16", "BF16", "F32", "F64")
+PLAIN_TYPES = ("F16", "BF16", "F32", "F64")
 FP8 = ("F8_E4M3", "F8_E5M2")
 
 SCALES = ("_scale_inv", "_scale")  # what follows the name of a tensor in the name of its scales
@@ -152,7 +152,7 @@ def expanded(
 
     ``tensors`` are those of the files, by their names there, and ``quantisation`` is what `quantisation_of` returns.
     """
-    kinds = MATRICES.get(str(quantisation.get("quant_method")), ())
+    kinds = MATRICES_OF_METHOD.get(str(quantisation.get("quant_method")), ())
     is_transposed = model_type in TRANSPOSED
     matrices: dict[str, QuantisedMatrix] = {}
     for kind in kinds:
@@ -182,7 +182,7 @@ def _expanded_floats(
             result[name] = _FP8Tensor(name, tensor, scales_name, tensors[scales_name], block_size)
         elif name.endswith("_blocks") and f"{mxfp4_name}_scales" in tensors:
             result[mxfp4_name] = _MXFP4Tensor(mxfp4_name, tensor, tensors[f"{mxfp4_name}_scales"])
-        elif name.endswith(".weight") and tensor.get_dtype() not in PLAIN:
+        elif name.endswith(".weight") and tensor.get_dtype() not in PLAIN_TYPES:
             raise ValueError(f"weight {name[:100]} is stored in {tensor.get_dtype()}, without scales")
         elif not _is_scale(name, tensors):
             result[name] = PlainTensor(name, tensor)

@@ -1,7 +1,8 @@
 """The registry of backbones: every family by its name, and the family and configuration of a backbone by its name.
 
 The families are those of this folder, those of `reservoir.paper`, and those of other packages: another installed
-package adds one by an entry point of the group `GROUP`, which names a `Family`; a program adds one by `register`.
+package adds one by an entry point of the group `ENTRY_POINTS`, which names a `Family`; a program adds one by
+`register`.
 A backbone's name is a known name, a folder, a GGUF file, or a hub name.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from reservoir.backbone_names import GROUP, KNOWN, add_name, locate, plugins
+from reservoir.backbone_names import ENTRY_POINTS, KNOWN_BACKBONES, add_name, locate, plugins
 from reservoir.backbones import esn, gpt2, kernels, published
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
 from reservoir.backbones.generic import excessive_count, generic_family
@@ -29,7 +30,7 @@ REGISTERING = ("reservoir.paper.lstm", "reservoir.paper.linformer", "reservoir.p
 
 # The families that are known, by name. `register` adds others.
 _families: dict[str, Family] = {
-    family.name: family for family in (gpt2.GPT2, *published.FAMILIES, esn.ESN, kernels.KERNELS)
+    family.name: family for family in (gpt2.GPT2, *published.FAMILIES, esn.ESN, kernels.KERNEL_FAMILY)
 }
 
 MAX_BLOCKS = 1000
@@ -70,7 +71,7 @@ def _load() -> None:
         with as_input_error(problem, "update or uninstall that package"):
             family = plugin.load()
             if not isinstance(family, Family) or family.name != plugin.name:
-                raise ValueError(f"the entry point of {GROUP} is not a Family of this name")
+                raise ValueError(f"the entry point of {ENTRY_POINTS} is not a Family of this name")
             register(family)
 
 
@@ -83,13 +84,13 @@ def families() -> Mapping[str, Family]:
 def find(name: str, depth: int | None = None) -> tuple[Family, Any]:
     """Return the family and the configuration of a backbone that has at least ``depth`` blocks.
 
-    ``name`` is a key of `KNOWN`, optionally with settings of its configuration, as in
+    ``name`` is a key of `KNOWN_BACKBONES`, optionally with settings of its configuration, as in
     ``esn:units=500,sr=1.1``; a folder with a ``config.json``; a GGUF file; or a hub name.
     """
-    families()  # called first, because it adds the names of the families of other packages to `KNOWN`
+    families()  # called first, because it adds the names of the families of other packages to `KNOWN_BACKBONES`
     known_name, _, settings = name.partition(":")
-    if known_name in KNOWN:
-        config = _known_config(*KNOWN[known_name])
+    if known_name in KNOWN_BACKBONES:
+        config = _known_config(*KNOWN_BACKBONES[known_name])
         if settings:
             config = _with_settings(name, config, settings)
     else:
@@ -125,9 +126,9 @@ def may_have_weights(name: str) -> bool:
     """Return whether weights may be published: not for altered settings, and not for some families."""
     known_name, colon, _ = name.partition(":")
     has_settings = bool(colon)  # as in esn:units=500
-    if known_name not in KNOWN:  # a folder, a GGUF file or a name on the hub
+    if known_name not in KNOWN_BACKBONES:  # a folder, a GGUF file or a name on the hub
         return True
-    family_name, _ = KNOWN[known_name]
+    family_name, _ = KNOWN_BACKBONES[known_name]
     return not has_settings and families()[family_name].pretrained
 
 

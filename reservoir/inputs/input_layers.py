@@ -28,7 +28,7 @@ from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 
 # Deeper symbols count as being on the deepest of these levels. On ListOps three levels have nearly all of the accuracy.
-LEVELS = 4
+BRACKET_LEVELS = 4
 PAIRS = ("()", "[]", "{}", "<>")
 
 # Images for `edges`: discs drawn over each other, the last one on top, in a square field. All numbers are chosen
@@ -70,15 +70,15 @@ class Brackets:
     @property
     def channels(self) -> int:
         """The number of channels that the counter uses: one for each symbol at each level."""
-        return LEVELS * self.vocabulary
+        return BRACKET_LEVELS * self.vocabulary
 
 
 class BracketCounter(nn.Module):
     """The one-hot vector of each symbol at its level, level by level, with zeros up to the model's width.
 
-    The level of a symbol is the number of brackets that are open there, from 1, up to `LEVELS`; an opening and a
-    closing bracket are on the level that they enclose, and symbols outside of brackets on the first. ``gain`` is the
-    value of the channel that is not zero.
+    The level of a symbol is the number of brackets that are open there, from 1, up to `BRACKET_LEVELS`; an opening
+    and a closing bracket are on the level that they enclose, and symbols outside of brackets on the first.
+    ``gain`` is the value of the channel that is not zero.
     """
 
     special = 0, 0  # it adds no special tokens before and after those of the data
@@ -90,7 +90,8 @@ class BracketCounter(nn.Module):
             # The backbone ``kernels`` takes only multiples of the group size as its width, so it is rounded up.
             least_width = -(-brackets.channels // GROUP_SIZE) * GROUP_SIZE
             raise InputError(
-                f"--input counter: {width} channels are fewer than {LEVELS} levels of {brackets.vocabulary} symbols",
+                f"--input counter: {width} channels are fewer than {BRACKET_LEVELS} levels of "
+                f"{brackets.vocabulary} symbols",
                 f"use --backbone kernels:width={least_width}",
             )
         self.brackets, self.width, self.gain = brackets, width, gain
@@ -105,7 +106,7 @@ class BracketCounter(nn.Module):
         is_closing = step < 0
         # The brackets that are open at each symbol. A closing one has lowered the running sum already, but is itself on
         # the level that it closes. Levels are numbered from 0, which is also that of symbols outside of brackets.
-        level = (step.cumsum(dim=1) + is_closing - 1).clamp(0, LEVELS - 1)
+        level = (step.cumsum(dim=1) + is_closing - 1).clamp(0, BRACKET_LEVELS - 1)
         channel = level * self.brackets.vocabulary + x.long()
         hidden = torch.zeros(*x.shape, self.width, device=x.device)
         return hidden.scatter_(2, channel[:, :, None], self.gain)

@@ -22,7 +22,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.file_checks import check_arrays
 from reservoir.random import generator
-from reservoir.tasks.pictures import MARGIN, Picture
+from reservoir.tasks.pictures import MARGIN, Picture, contrast_normalised
 
 # Windows for the mean and the whitening matrix: two thousand for each of a hundred values, as for 6 x 6 pixels in
 # colour, so that a covariance is known to 2%.
@@ -200,12 +200,6 @@ def framed(pictures: np.ndarray) -> np.ndarray:
     """Return pictures (rows, side, side, channels) with a margin that repeats the outermost pixels."""
     margins = (MARGIN, MARGIN)
     return np.pad(pictures, ((0, 0), margins, margins, (0, 0)), mode="edge")
-
-
-def contrast_normalised(windows: np.ndarray, noise: float) -> np.ndarray:
-    """Return windows (rows, values), each centred and divided by its standard deviation, with noise in its variance."""
-    centred = windows - windows.mean(axis=1, keepdims=True)
-    return centred / np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + noise)
 
 
 def mirrored_places(window: int, channels: int) -> np.ndarray:

@@ -39,7 +39,7 @@ class CNNConfig(Config):
         return (2 / (self.kernel * self.width)) ** 0.5
 
 
-class Block(nn.Module):
+class ConvolutionBlock(nn.Module):
     """One block: a causal convolution of the normalised hidden states, added to them."""
 
     def __init__(self, width: int, kernel: int, dilation: int) -> None:
@@ -60,7 +60,7 @@ class Block(nn.Module):
 def _build(config: CNNConfig) -> nn.Module:
     """Return the network: its blocks, whose dilations double from 1 to 512 and start again, and a final norm."""
     dilations = [2 ** (number % 10) for number in range(config.depth)]
-    blocks = (Block(config.width, config.kernel, dilation) for dilation in dilations)
+    blocks = (ConvolutionBlock(config.width, config.kernel, dilation) for dilation in dilations)
     return nn.Sequential(OrderedDict(blocks=nn.Sequential(*blocks), norm=nn.LayerNorm(config.width)))
 
 

@@ -45,7 +45,7 @@ class LinformerConfig(Config):
                 )
 
 
-class Attention(gpt2.Attention):
+class LinformerAttention(gpt2.GPT2Attention):
     """Multi-head attention to mixtures of the tokens."""
 
     def __init__(self, config: LinformerConfig) -> None:
@@ -78,13 +78,13 @@ class Attention(gpt2.Attention):
         return self.resid_dropout(self.c_proj(attended.transpose(1, 2).flatten(2))), None
 
 
-class Block(nn.Module):
+class LinformerBlock(nn.Module):
     """One pre-norm block: attention to mixtures, then GPT-2's feedforward layer, each added to its input."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
-        self.attn = Attention(config)
+        self.attn = LinformerAttention(config)
         self.mlp = gpt2.Feedforward(gpt2.GPT2Config(n_embd=config.width))
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
@@ -100,7 +100,7 @@ class Linformer(nn.Module):
         super().__init__()
         self.wpe = nn.Embedding(config.tokens, config.width)
         self.drop = nn.Dropout(0.0)
-        self.h = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.h = nn.ModuleList(LinformerBlock(config) for _ in range(config.depth))
         self.ln_f = nn.LayerNorm(config.width)
 
     def forward(self, embeds: Tensor, mask: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from reservoir.option_fields import Options
-from reservoir.reservoir import MAX_SYMBOLS, Reservoir
+from reservoir.reservoir import MAX_WINDOW_SYMBOLS, Reservoir
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task, Tokens
 
@@ -48,7 +48,7 @@ def kind_of(task: Task) -> Kind:
         return "forecasts"
     has_one_readout_token = task.readout_tokens == 1
     if isinstance(task.form, Tokens):
-        has_few_symbols = task.form.vocabulary <= MAX_SYMBOLS
+        has_few_symbols = task.form.vocabulary <= MAX_WINDOW_SYMBOLS
         fits_windows = task.max_tokens >= SYMBOL_KERNEL
         return "symbols" if has_one_readout_token and has_few_symbols and fits_windows else "tokens"
     if task.pictures:

@@ -380,7 +380,7 @@ class ColumnSet:
 
 
 @dataclass(frozen=True)
-class Excess:
+class BudgetExcess:
     """Which limits some columns exceed: a message for each limit, which is empty if they are within it."""
 
     size: str = ""  # bytes on disk
@@ -428,7 +428,7 @@ class Budget:
         takes = f"{options} takes {self._bytes(default) / 1e9:.1f} GB"
         return f"with {self.rows:,} rows, fewer columns are stored by default; {takes}"
 
-    def excess(self, columns: ColumnSet) -> Excess:
+    def excess(self, columns: ColumnSet) -> BudgetExcess:
         """Return which limits columns exceed."""
         windows = self.rows * self.seen_task.max_tokens
         size = blocks = sorting = ""
@@ -438,7 +438,7 @@ class Budget:
             blocks = f"{windows:,} windows; blocks read at most {MAX_BLOCK_WINDOWS:,} by default"
         if self.limits_work and columns.sorts and windows > MAX_SORTED_WINDOWS:
             sorting = f"{windows:,} windows; at most {MAX_SORTED_WINDOWS:,} are sorted by default"
-        return Excess(size=size, blocks=blocks, sorting=sorting)
+        return BudgetExcess(size=size, blocks=blocks, sorting=sorting)
 
     @property
     def _most_bytes(self) -> float:

@@ -29,7 +29,7 @@ from reservoir.plan.columns import (
     ColumnSet,
     split_names,
 )
-from reservoir.reservoir import MAX_SYMBOLS, Reservoir
+from reservoir.reservoir import MAX_WINDOW_SYMBOLS, Reservoir
 from reservoir.tasks import variant_of
 from reservoir.tasks.task import Task, Tokens, Vectors
 
@@ -264,7 +264,7 @@ def resolve_model(
 def default_windows(data: DataView, backbone: str) -> dict[str, Any]:
     """Return the default windows for some data and a backbone, by option; empty if each value or symbol is a token."""
     task, kind = data.task, data.kind
-    has_many_symbols = isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS
+    has_many_symbols = isinstance(task.form, Tokens) and task.form.vocabulary > MAX_WINDOW_SYMBOLS
     if task.labels_each_token and not has_many_symbols:
         return _windows_around_tokens(task)
     if kind == "pictures" and is_kernels(backbone):

@@ -18,7 +18,7 @@ from reservoir.file_checks import FREE_BYTES, MAX_EXPANSION, check_expansion
 from reservoir.random import generator
 from reservoir.tasks.task import SPLITS
 
-HELD_OUT = ("valid", "test")
+HELD_OUT_SPLITS = ("valid", "test")
 BYTES = 256
 TRAIN, VALID = 0.90, 0.05  # shares of a text that these splits get; test gets the rest
 # share of a held-out window that repeats the window before, so that every counted token has a context

@@ -25,7 +25,7 @@ CAUSAL = ("gpt2", "llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gem
 MEASURED_TOKENS = 8192  # tokens of one forward pass over held-out windows
 VALID_TOKENS = 2**16  # largest number of held-out tokens in a validation
 CONTEXT = 1024  # default of the longest context, in tokens
-RECIPE = (
+PRETRAINING_RECIPE = (
     "steps",
     "batch_tokens",
     "context",
@@ -152,7 +152,7 @@ class PretrainRecipe(PretrainOptions):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything that changes the result, as JSON values."""
-        return {name: getattr(self, name) for name in RECIPE}
+        return {name: getattr(self, name) for name in PRETRAINING_RECIPE}
 
 
 def choose_recipe(

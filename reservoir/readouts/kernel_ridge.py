@@ -28,7 +28,7 @@ from reservoir.readouts.linear import Block, Targets, check_width
 from reservoir.readouts.moments import check_finite, deviation, inverse
 from reservoir.readouts.products import arithmetic, blas_threads, report_work
 
-MAX_ROWS = 60_000  # the factor of more rows takes more than 15 GB
+MAX_FACTOR_ROWS = 60_000  # the factor of more rows takes more than 15 GB
 PANEL = 2048  # columns of a panel: a panel of 50,000 rows takes 0.8 GB, and products run at full speed
 KERNEL_ROWS = 8  # rows of a kernel that are computed at once
 MAX_CACHED_BLOCKS = 1024  # blocks of rows whose scores a readout keeps
@@ -62,7 +62,7 @@ def arccos_kernel(products: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndar
     return products
 
 
-KERNELS: Mapping[str, Kernel] = {"linear": linear_kernel, "arccos": arccos_kernel}
+KERNEL_FUNCTIONS: Mapping[str, Kernel] = {"linear": linear_kernel, "arccos": arccos_kernel}
 
 
 class Panels(Protocol):
@@ -132,7 +132,7 @@ class Standardised:
         for start in range(begin, end, PANEL):
             block = slice(start, min(start + PANEL, end))
             products = _product(self.rows[block].astype(np.float64), right_rows.T)
-            blocks.append(KERNELS[kernel](products, self.squares[block], self.squares[right]))
+            blocks.append(KERNEL_FUNCTIONS[kernel](products, self.squares[block], self.squares[right]))
         return np.concatenate(blocks)
 
     def digest(self) -> str:
@@ -200,7 +200,7 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return fetch(arithmetic().product(put(a), put(b)))
 
 
-ARRAYS = ("rows", "mean", "scale", "dual", "offset")
+STORED_ARRAYS = ("rows", "mean", "scale", "dual", "offset")
 """The fields of `KernelReadout` that are saved as arrays."""
 
 
@@ -208,7 +208,7 @@ ARRAYS = ("rows", "mean", "scale", "dual", "offset")
 class KernelReadout:
     """The readout of kernel ridge regression, scores = k(x, rows) dual + offset."""
 
-    kernel: str  # one of `KERNELS`
+    kernel: str  # one of `KERNEL_FUNCTIONS`
     rows: np.ndarray  # the training rows as `Standardised` has them, float32 (n, w)
     mean: np.ndarray  # float64 (w,)
     scale: np.ndarray  # float64 (w,)
@@ -253,7 +253,7 @@ class KernelReadout:
         for begin in range(0, len(self.rows), PANEL):
             training_rows = self.rows[begin : begin + PANEL].astype(np.float64)
             products = _product(z, training_rows.T)
-            kernel = KERNELS[self.kernel](products, squares, np.square(training_rows).sum(axis=1))
+            kernel = KERNEL_FUNCTIONS[self.kernel](products, squares, np.square(training_rows).sum(axis=1))
             scores += kernel @ self.dual[begin : begin + PANEL]
         return scores
 
@@ -282,7 +282,7 @@ class KernelReadout:
     def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return the arrays (for safetensors) and the settings (for JSON) of the readout."""
         # A bundle saves these arrays beside others that are named ``scale`` and ``offset``, too, hence the prefix.
-        arrays = {f"kernel.{name}": getattr(self, name) for name in ARRAYS}
+        arrays = {f"kernel.{name}": getattr(self, name) for name in STORED_ARRAYS}
         labels = {"outputs": self.targets.outputs, "classes": self.targets.classes}
         return arrays, labels | {"kernel": self.kernel, "temperature": self.temperature}
 
@@ -290,7 +290,7 @@ class KernelReadout:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> "KernelReadout":
         """Build a readout from the values of `to_arrays`; raise `ValueError` if their shapes do not match."""
         targets = from_json(Targets, {name: settings[name] for name in ("outputs", "classes")})
-        fields = {name: arrays[f"kernel.{name}"] for name in ARRAYS}
+        fields = {name: arrays[f"kernel.{name}"] for name in STORED_ARRAYS}
         n, width = fields["rows"].shape
         columns = targets.columns
         check_arrays(
@@ -306,6 +306,6 @@ class KernelReadout:
         kernel, temperature = settings["kernel"], settings["temperature"]
         # `Targets.fit_temperature` returns values from exp(-7) to exp(7).
         is_temperature = isinstance(temperature, float) and 1e-6 < temperature < 1e6
-        if kernel not in KERNELS or not is_temperature:
+        if kernel not in KERNEL_FUNCTIONS or not is_temperature:
             raise ValueError("it has another kernel, or no temperature")
         return cls(**fields, kernel=kernel, targets=targets, temperature=temperature)

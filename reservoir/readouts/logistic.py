@@ -28,7 +28,7 @@ from scipy.special import expit
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, LinearPath, Targets, score_path
-from reservoir.readouts.moments import BLOCK_ROWS, Moments, inverse
+from reservoir.readouts.moments import PRODUCT_ROWS, Moments, inverse
 from reservoir.readouts.penalties import LOGISTIC_ALPHAS, check_penalties
 from reservoir.readouts.products import LARGE_MATRIX, arithmetic, blas_threads, report_work
 from reservoir.readouts.ridge import FewSamples, KernelMatrix, TrainingData, gather
@@ -220,8 +220,8 @@ class _Problem:
             # Without an axis, all features are constant and all rows have the same scores. The rounding errors of
             # float32 would be the same in all rows, too, and add up.
             dtype = np.result_type(features.dtype, np.float32) if self.axes.size else np.float64
-            for start in range(0, len(features), BLOCK_ROWS):
-                block = slice(start, start + BLOCK_ROWS)
+            for start in range(0, len(features), PRODUCT_ROWS):
+                block = slice(start, start + PRODUCT_ROWS)
                 x, y = features[block].astype(dtype, copy=False), labels[block]
                 sample_weights, centred = self.targets.weights(y), np.subtract(x, mean.astype(dtype))
                 report_work(2 * centred.size * weights.shape[1])

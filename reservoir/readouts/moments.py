@@ -12,7 +12,7 @@ from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, FoldBlock, Targets
 from reservoir.readouts.products import arithmetic, fill_upper, move_to_device_of
 
-BLOCK_ROWS = 2048  # products reach 93% of the speed of a single one; of 1,024 rows, 78%
+PRODUCT_ROWS = 2048  # products reach 93% of the speed of a single one; of 1,024 rows, 78%
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,7 +97,7 @@ class Moments:
 class Accumulator:
     """Builder of `Moments` from blocks of any size, in memory of the order of the squared number of features.
 
-    Rows are gathered into blocks of `BLOCK_ROWS`, so that the sums, to their last bit, do not depend on
+    Rows are gathered into blocks of `PRODUCT_ROWS`, so that the sums, to their last bit, do not depend on
     the sizes of the blocks that are added. All sums are of values minus the mean of the first block:
     without this shift, a channel at 3000 +- 0.5 would lose half its digits.
     """
@@ -119,8 +119,8 @@ class Accumulator:
             return self._arithmetic.put(np.zeros(shape))
 
         # The block: features x, and targets with a last column of square roots of the weights, z.
-        self._x = zeros(BLOCK_ROWS, width)
-        self._z = zeros(BLOCK_ROWS, targets + 1)
+        self._x = zeros(PRODUCT_ROWS, width)
+        self._z = zeros(PRODUCT_ROWS, targets + 1)
         # Sums of x'x and x'z, and of the last column's products with z. All three are of values minus the shift, times
         # the square roots of the weights. So in the last column the products are weighted sums of x, y and 1.
         self._xx = zeros(width, width)
@@ -141,14 +141,14 @@ class Accumulator:
         # Fill the block with samples from ``start`` on; add it to the sums whenever it is full.
         start = 0
         while start < len(x):
-            stop = min(start + BLOCK_ROWS - self._filled, len(x))
+            stop = min(start + PRODUCT_ROWS - self._filled, len(x))
             rows = slice(self._filled, self._filled + stop - start)  # of the block
             self._x[rows] = x[start:stop]
             self._z[rows, :-1] = y[start:stop]
             self._z[rows, -1] = roots[start:stop]
             self._filled = rows.stop
             start = stop
-            if self._filled == BLOCK_ROWS:
+            if self._filled == PRODUCT_ROWS:
                 self._multiply()
 
     def moments(self) -> Moments:

@@ -29,7 +29,7 @@ from reservoir.readouts.ridge import FewSamples, TrainingData, ridge_path
 RankedBlock = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 # The shares of the samples at which portions end, as in the paper.
-SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
+BLOCK_SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 # The first portion has at least this many samples, and two for each class: a readout of fewer has nothing to say.
 MIN_SAMPLES = 16
 # The penalties, each ten times the one before; one of them is FIXED_ALPHA, which the first readout has.
@@ -61,7 +61,7 @@ class _Setting:
 
 def portion_ends(samples: int, classes: int) -> np.ndarray:
     """Return the numbers of samples after which portions end, ascending; the last is the number of all samples."""
-    ends = np.ceil(np.array(SHARES) * samples).astype(np.int64)
+    ends = np.ceil(np.array(BLOCK_SHARES) * samples).astype(np.int64)
     min_samples = max(MIN_SAMPLES, 2 * classes)
     # Few samples have equal ends, or none that is large enough: then all samples are one portion.
     return np.unique(np.append(ends[ends >= min_samples], samples))

@@ -16,7 +16,7 @@ import numpy as np
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.tasks.pictures import LEVELS, MARGIN, augmented, joined, patches, whitened_windows
-from reservoir.tasks.rows import SHARES, held_out, stratified
+from reservoir.tasks.rows import SPLIT_SHARES, held_out, stratified
 from reservoir.tasks.source import Piece, Source, classes_of, find_file, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
 
@@ -167,8 +167,8 @@ class Digits(ImageSource):
 
         images, labels = (np.asarray(array) for array in load_digits(return_X_y=True))
         rows = self.split(Path("digits"), images.reshape(-1, 8, 8).astype(np.uint8), labels)
-        split_of_row = stratified(labels, SHARES)
-        return {name: rows.take(split_of_row == name) for name in SHARES}
+        split_of_row = stratified(labels, SPLIT_SHARES)
+        return {name: rows.take(split_of_row == name) for name in SPLIT_SHARES}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from reservoir.tasks.source import (
     classes_of,
     find_file,
     generated_pieces,
-    padded,
+    padded_bytes,
     read_texts,
 )
 from reservoir.tasks.task import SPLITS, Split, Task, Tokens
@@ -159,7 +159,7 @@ NEVER_TWICE = 64
 # The folder of Long Range Arena's archive, unpacked once or twice, or that of ListOps alone.
 RELEASE = "lra_release/listops-1000"
 FOLDERS = ("", "listops", "listops-1000", RELEASE, f"lra_release/{RELEASE}")
-FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
+SPLIT_FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,16 +287,16 @@ class ListOps(Source):
             return self.source == "files"
         if self.data is None:
             return False
-        return any((self.data / folder / FILES["train"]).is_file() for folder in FOLDERS)
+        return any((self.data / folder / SPLIT_FILES["train"]).is_file() for folder in FOLDERS)
 
     def _file(self, split: str) -> Path:
         """Return the file of a split; raise `InputError` if there is none."""
-        return find_file("listops", self.data, FOLDERS, (FILES[split],))
+        return find_file("listops", self.data, FOLDERS, (SPLIT_FILES[split],))
 
     def _pad(self, expressions: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, int]:
         """Return expressions as cut and padded rows, their lengths, and the number of rows that were cut."""
         width = self.task.max_tokens
-        x, lengths = padded(expressions, width)
+        x, lengths = padded_bytes(expressions, width)
         return x, np.minimum(lengths, width), int((lengths > width).sum())
 
     def _distinct(self, draw: np.random.Generator, rows: int) -> list[bytes]:

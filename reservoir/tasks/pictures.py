@@ -34,7 +34,7 @@ BLOCK = 512  # images worked on at once, so that the index arrays stay in the pr
 MAX_WINDOW_VALUES = 1024  # 200,000 windows, from which whitening is learnt, then take at most 2 GB
 
 # Files of images. Other decoders of Pillow are rarely used, and so rarely tested.
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 # Those of several frames or pages. JPEG files may have several, too, but these are versions of one photo.
 FORMATS_OF_FRAMES = ("WEBP", "GIF", "TIFF")
 MAX_PIXELS = 2**26  # an image of 8,192 x 8,192 takes 200 MB in RGB
@@ -83,11 +83,14 @@ def whitened_windows(images: np.ndarray, window: int, stride: int) -> np.ndarray
     return np.concatenate(tokens)
 
 
-def contrast_normalised(windows: np.ndarray) -> np.ndarray:
-    """Return windows (..., values) of bytes as floats, each centred and divided by its standard deviation."""
+def contrast_normalised(windows: np.ndarray, noise: float = 10) -> np.ndarray:
+    """Return windows (..., values) as floats, each centred and divided by its standard deviation.
+
+    ``noise`` is added to each variance, so that the noise of uniform windows is not scaled up to contrast; the
+    default is for values from 0 to 255.
+    """
     centred = windows - windows.mean(-1, keepdims=True)
-    # The 10 keeps noise in uniform windows from being scaled up to contrast.
-    return centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + 10)
+    return centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + noise)
 
 
 @cache
@@ -209,7 +212,7 @@ def decoded(stored: np.ndarray, where: str = "an image", *, rough: bool = False)
     ):
         # Pillow warns about odd metadata and large sizes; sizes are checked below
         warnings.simplefilter("ignore")
-        with Image.open(BytesIO(stored.tobytes()), formats=FORMATS) as image:
+        with Image.open(BytesIO(stored.tobytes()), formats=PICTURE_FORMATS) as image:
             # The header says the size; pixels are read by `load`.
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(

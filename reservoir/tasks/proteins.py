@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.tasks.source import Piece, Source, classes_of, find_file, padded, read_texts
+from reservoir.tasks.source import Piece, Source, classes_of, find_file, padded_bytes, read_texts
 from reservoir.tasks.task import Split, Task, Tokens
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY" + "BOUXZ"  # the 20 common amino acids and 5 uncommon ones
-SYMBOLS = ("<pad>", *LETTERS)  # the vocabulary, which never changes
+AMINO_SYMBOLS = ("<pad>", *LETTERS)  # the vocabulary, which never changes
 FOLDS = 1195  # classes of the task: the folds of SCOP in the data of TAPE
 
 PARTS = {  # the part of TAPE for each split
@@ -38,7 +38,7 @@ class Homology(Source):
     max_tokens: int = 1024
 
     raw = "texts of amino acids, or "
-    symbols: ClassVar[tuple[str, ...]] = SYMBOLS
+    symbols: ClassVar[tuple[str, ...]] = AMINO_SYMBOLS
     splits: ClassVar[tuple[str, ...]] = tuple(PARTS)
     class_count: ClassVar[int] = FOLDS
 
@@ -80,7 +80,7 @@ class Homology(Source):
                 if folds[-1] not in range(FOLDS):
                     raise ValueError(f"its fold_label is {folds[-1]!r}, not in 0..{FOLDS - 1}")
         # The lengths that the model reads decide which proteins are dropped; ids are the numbers in the file.
-        x, lengths = padded(proteins, self.max_tokens)
+        x, lengths = padded_bytes(proteins, self.max_tokens)
         lengths = self.lengths_read(lengths, piece.part)
         short_rows = np.flatnonzero(lengths <= self.max_tokens)
         split = Split(
@@ -105,7 +105,7 @@ class Homology(Source):
         if not are_texts:
             return super().encode(x, lengths)
         proteins = read_texts(x.tolist(), self._encoded, self.max_tokens)
-        return padded(proteins, self.max_tokens)
+        return padded_bytes(proteins, self.max_tokens)
 
     def _file(self, split: str) -> Path:
         """Return the file of a split; raise `InputError` if there is none."""

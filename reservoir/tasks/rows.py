@@ -4,10 +4,10 @@ import zlib
 
 import numpy as np
 
-HELD_OUT = 0.1  # share of a training file that becomes the validation split if the publisher has none
+HELD_OUT_SHARE = 0.1  # share of a training file that becomes the validation split if the publisher has none
 MAX_COUNTS = 2**24  # counts of rows by group and class that fit into memory; else only sizes are balanced
 MAX_SWAPPED = 500  # groups up to which all swaps are tried; more groups divide evenly without
-SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}  # shares of the splits if a source has none
+SPLIT_SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}  # shares of the splits if a source has none
 
 
 def row_hash(rows: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -27,8 +27,8 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 def held_out(rows: np.ndarray) -> np.ndarray:
-    """Return, for row numbers of a training file, whether each is in the validation split: about `HELD_OUT` of them."""
-    return row_hash(rows) < np.uint64(int(HELD_OUT * 2**64))
+    """Return, for row numbers of a training file, whether each is held out for validation: about `HELD_OUT_SHARE`."""
+    return row_hash(rows) < np.uint64(int(HELD_OUT_SHARE * 2**64))
 
 
 def stratified(labels: np.ndarray, shares: dict[str, float], *, spread: bool = False) -> np.ndarray:

@@ -148,7 +148,7 @@ def read_texts(texts: Iterable[str], read: Callable[[str], bytes], most: int | N
     return rows
 
 
-def padded(rows: Sequence[bytes], width: int) -> tuple[np.ndarray, np.ndarray]:
+def padded_bytes(rows: Sequence[bytes], width: int) -> tuple[np.ndarray, np.ndarray]:
     """Return rows of symbols, one byte each, cut and padded to (rows, width), and their lengths before that."""
     symbols_of_rows = b"".join(symbols[:width].ljust(width, b"\0") for symbols in rows)
     lengths = np.array([len(symbols) for symbols in rows], np.int32)

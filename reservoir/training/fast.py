@@ -30,7 +30,7 @@ from reservoir.fpt import FPT
 NAME = "reservoir"  # name under which this attention is registered
 QUERIES = 128  # queries of a block; larger blocks compute more scores that a causal query does not see
 SCORES = 2**18  # scores of a block, over several heads, which fit into a CPU's cache
-LEVELS = 2**16  # dropout rates are rounded to multiples of 1 / `LEVELS`
+RATE_LEVELS = 2**16  # dropout rates are rounded to multiples of 1 / `RATE_LEVELS`
 
 
 def speed_up(model: FPT) -> None:
@@ -95,7 +95,7 @@ class CausalAttention(torch.autograd.Function):
         probabilities = v.new_empty(scores_of_blocks)
         mask = torch.empty(scores_of_blocks, dtype=torch.int8)
         out = torch.empty_like(v)
-        draw = generator(seed)
+        draw = mask_generator(seed)
         with torch.autocast("cpu", enabled=False):  # autocast would round the scores
             for block in blocks(q):
                 # S, (heads, queries, keys), of the keys up to the last query of the block.
@@ -173,7 +173,7 @@ def blocks(q: Tensor) -> Iterator[ScoreBlock]:
             first_score += size
 
 
-def generator(seed: int) -> np.random.Generator:
+def mask_generator(seed: int) -> np.random.Generator:
     """Return the generator for `keep`: SFC64, whose random bits are cheap."""
     return np.random.Generator(np.random.SFC64(seed))
 
@@ -184,7 +184,9 @@ def keep(shape: torch.Size, rate: float, draw: np.random.Generator) -> Tensor:
     draws = -(-count // 4)  # rounded up: one draw of 64 bits decides four values
     bits = draw.integers(0, 2**64, draws, dtype=np.uint64).view(np.int16)[:count]
     # A value is dropped if its 16 bits, read as a signed number, are among the smallest, a share ``rate`` of all.
-    is_kept = bits >= round(rate * LEVELS) - LEVELS // 2  # NumPy compares ten times faster than torch
+    is_kept = (
+        bits >= round(rate * RATE_LEVELS) - RATE_LEVELS // 2
+    )  # NumPy compares ten times faster than torch
     return torch.from_numpy(is_kept.view(np.int8)).view(shape)
 
 
@@ -204,7 +206,7 @@ class _Dropped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float, seed: int) -> Tensor:
         """Return the values with a share ``rate`` set to zero and the others scaled up."""
-        mask = keep(x.shape, rate, generator(seed))
+        mask = keep(x.shape, rate, mask_generator(seed))
         ctx.save_for_backward(mask)
         ctx.rate = rate
         return _times(x, mask, rate)

@@ -15,9 +15,9 @@ from reservoir.loaded_model import LoadedModel
 from reservoir.random import epoch_order
 from reservoir.tasks.task import Scaling, Split
 
-Rows = Callable[[np.ndarray], Split]  # argument: positions (n,) in an endless sequence of rows
+EndlessRows = Callable[[np.ndarray], Split]  # argument: positions (n,) in an endless sequence of rows
 Item = TypeVar("Item")
-Result = TypeVar("Result")
+ReadResult = TypeVar("ReadResult")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TrainingRows:
     ``convert`` returns rows on the host, in page-locked memory if the model is on a GPU. It may run in any thread.
     """
 
-    train: Rows
+    train: EndlessRows
     valid: Split
     convert: Callable[[Split], TrainingBatch]
     scored: int  # number of validation rows that are scored at a time
@@ -119,11 +119,13 @@ def to_batch(rows: Split, device: torch.device, is_full: bool | None = None) -> 
     return TrainingBatch(*tensors, is_full=is_full)
 
 
-def read_ahead(read: Callable[[Item], Result], items: Sequence[Item]) -> Generator[Result, None, None]:
+def read_ahead(
+    read: Callable[[Item], ReadResult], items: Sequence[Item]
+) -> Generator[ReadResult, None, None]:
     """Yield what ``read`` returns for each item; another thread reads the next item meanwhile."""
     with ThreadPoolExecutor(1) as reader:
         # The next item is submitted before the item before it is yielded.
-        previous: Future[Result] | None = None  # None before the first item
+        previous: Future[ReadResult] | None = None  # None before the first item
         for item in items:
             current = reader.submit(read, item)
             if previous is not None:

@@ -14,7 +14,7 @@ from reservoir.plan.columns import split_names
 from reservoir.training.fast import speed_up
 
 FPT_GROUPS = ("input", "layernorm", "positions", "output")  # trained by default
-NAMES = ("input", "output", *GROUPS, "last-attention", "all")
+TRAINED_GROUPS = ("input", "output", *GROUPS, "last-attention", "all")
 """Groups of ``--train``; ``last-attention`` is the attention of the last block, ``all`` every parameter."""
 
 
@@ -63,7 +63,7 @@ def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
     """
     backbone = model.backbone
     groups_of = _groups_of_parameters(model)
-    available = [group for group in NAMES if any(group in own for own in groups_of.values())]
+    available = [group for group in TRAINED_GROUPS if any(group in own for own in groups_of.values())]
     remedy = f"it has {', '.join(available)}"
     if not groups:
         raise InputError(f"--train: names no group of this {backbone.family.name}", remedy)

@@ -29,7 +29,7 @@ from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.refit import refit_all
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import _valid_error, better_baseline, choose_fit, fit_columns, select
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, OutOfReachError, held_out_units
+from reservoir_pipelines.fitting.source import KNOWN_SPLITS, ColumnSource, OutOfReachError, held_out_units
 from reservoir_pipelines.fitting.statistics import COMPOSITION, K_MERS, Statistic, learn_statistics
 from reservoir_pipelines.fitting.verdicts import raw_choice_notes
 from reservoir_pipelines.output import Meter
@@ -137,7 +137,7 @@ def test_all_candidates_have_the_same_folds_and_repeats(tmp_path, narrow_mini, s
         repeats = 1 if isinstance(by, LogisticFitter) else 5  # logistic regression has the first repeat alone
         assert (by.folds, by.repeats) == (fitter.folds, repeats) and len(fit_.sample_scores()) == rows
         assert len(by.alphas) == (6 if isinstance(by, LogisticFitter) else len(DEFAULT_ALPHAS))
-        assert len(held_out_units(source, KNOWN)) == rows
+        assert len(held_out_units(source, KNOWN_SPLITS)) == rows
         assert fit_.sample_scores().mean() == pytest.approx(fit_.result.valid_score)
     source, settings = known.raw(), {"classes": 3, "alphas": np.array([1.0, 10.0]), "folds": 4}
     repeated = LogisticFitter(**settings, repeats=3).fit(source)

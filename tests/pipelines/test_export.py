@@ -14,7 +14,7 @@ from reservoir_pipelines import explain, export, extract, fit, predict
 from reservoir_pipelines.commands.stage_commands import export_answer
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.prediction.explain import explain_rows
-from reservoir_pipelines.prediction.export import SUFFIXES, Export, build
+from reservoir_pipelines.prediction.export import EXPORT_SUFFIXES, Export, build
 
 from reservoir import InputError
 from tests.reservoir.models import WORDS, save_with_chat_template, save_with_processor, save_with_tokenizer
@@ -285,7 +285,7 @@ def test_a_model_of_texts_is_exported_after_its_tokenizer(cache, tmp_path, capfd
     answers = list(predict(saved, tmp_path / "pets.jsonl"))
     with pytest.raises(InputError, match="embed/mean and raw"):
         export(fit(features, columns="embed/mean+raw", alphas="1e0:1e2:3", out=tmp_path / "mixed").saved)
-    done = export(saved, to=to, out=tmp_path / f"m{SUFFIXES[to]}")
+    done = export(saved, to=to, out=tmp_path / f"m{EXPORT_SUFFIXES[to]}")
     assert done.tokens == (2, 24)
     # The model's own tokenizer.json has other settings for truncation and padding.
     read = Tokenizer.from_file(str(done.reader)).encode_batch([*texts, "dog and " * 20])

@@ -21,7 +21,7 @@ from reservoir_pipelines.extraction import entries
 from reservoir_pipelines.extraction import export_features as exporting
 from reservoir_pipelines.extraction import import_features as importing
 from reservoir_pipelines.extraction.extract import find_entry
-from reservoir_pipelines.extraction.feature_files import FORMATS, Stored
+from reservoir_pipelines.extraction.feature_files import FILE_FORMATS, Stored
 from reservoir_pipelines.files import write_checked
 from safetensors.numpy import save_file
 
@@ -67,7 +67,7 @@ def same_values(features, others):
 def test_export_and_import_give_the_same_values(own, tmp_path, store):
     features = extracted(own, store=store)
     assert features.store.entry.layout.block_rows == 16 and features.store.entry.layout.offset_rows == 8
-    for storage in FORMATS:
+    for storage in FILE_FORMATS:
         done = export_features(features, to=tmp_path / storage, format=storage)
         assert done.rows == {"train": 40, "valid": 20, "test": 20} and done.bytes > 80 * 4 * 32 * 4
         imported = import_features(tmp_path / storage, task=own, cache=tmp_path / f"cache of {storage}")
@@ -85,7 +85,7 @@ def test_imported_features_give_the_same_results_and_are_joined_with_their_sourc
     assert fit([features, imported], columns="1:block01/mean+2:block02/std").best.columns[1] == "2:block02/std"
 
 
-@pytest.mark.parametrize("storage", FORMATS)
+@pytest.mark.parametrize("storage", FILE_FORMATS)
 def test_an_export_needs_neither_the_data_nor_the_cache_of_its_entry(own, tmp_path, storage, capsys):
     features = extracted(own, limit=18)
     export_features(features, to=tmp_path / "out", format=storage)
@@ -118,7 +118,7 @@ def test_a_label_and_a_vector_per_token_survive(cache, tmp_path):
     features = extract(path, **small)
     assert features["train"]["block01/all"].ndim == 3 and features["train"].labels.shape[1] == 9
     expected = fit(features, select="valid").best
-    for storage in FORMATS:
+    for storage in FILE_FORMATS:
         export_features(features, to=tmp_path / storage, format=storage)
         for task in (path, None):
             imported = import_features(tmp_path / storage, task=task, cache=tmp_path / f"cache of {storage}")
@@ -128,7 +128,7 @@ def test_a_label_and_a_vector_per_token_survive(cache, tmp_path):
 
 def test_other_programs_read_the_files(own, tmp_path):
     features = extracted(own)
-    for storage in FORMATS:
+    for storage in FILE_FORMATS:
         export_features(features, to=tmp_path / storage, format=storage)
     train = features["train"]
     import pyarrow.parquet
@@ -157,7 +157,7 @@ def test_the_lines_of_the_card_read_the_parquet_files(own, tmp_path, package):
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", check=True, capture_output=True).stdout
 
 
-@pytest.mark.parametrize("storage", FORMATS)
+@pytest.mark.parametrize("storage", FILE_FORMATS)
 def test_an_export_holds_one_block_in_memory(cache, tmp_path, storage):
     rows, blocks, width = 64, 20, 3000
     entry = make_entry(tmp_path, block_rows=rows, data={"digest": "d", "rows": {"train": rows * blocks}}, task=TASK)
@@ -233,7 +233,7 @@ def test_a_failed_export_leaves_nothing(toy, tmp_path, monkeypatch, call):
     assert list((tmp_path / "new").iterdir()) == []
 
 
-@pytest.mark.parametrize("storage", FORMATS)
+@pytest.mark.parametrize("storage", FILE_FORMATS)
 def test_every_changed_byte_and_every_missing_file_is_refused(toy, tmp_path, refusal, storage):
     folder = tmp_path / "out"
     export_features(toy, to=folder, format=storage)
@@ -332,9 +332,9 @@ def test_an_id_that_is_not_unicode_is_refused_by_parquet_alone(cache, tmp_path, 
         assert import_features(tmp_path / storage)["train"].ids[1] == "b\udcff"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FILE_FORMATS)
 def test_threads_may_read_an_export_at_the_same_time(name, tmp_path):
-    rows, step, form = 600, 20, FORMATS[name]
+    rows, step, form = 600, 20, FILE_FORMATS[name]
     values = np.random.default_rng(0).random((rows, 8), np.float32)
     blocks = iter([{"embed/mean": values[low : low + step]} for low in range(0, rows, step)])
     form.write(tmp_path, "train", {"index": np.arange(rows)}, {"embed/mean": (8,)}, blocks)

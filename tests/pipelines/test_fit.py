@@ -25,7 +25,7 @@ from reservoir_pipelines.fitting.folds import assign_folds, fold_blocks
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.results import Result, score_grid
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter, stored_moments
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, Samples
+from reservoir_pipelines.fitting.source import KNOWN_SPLITS, ColumnSource, EntryView, Samples
 from reservoir_pipelines.plots import plot_sweep, saved_figure
 from reservoir_pipelines.reports.views import fit_part
 from reservoir_pipelines.tables import FitScores
@@ -616,7 +616,7 @@ def test_refit_adds_the_moments_of_valid_and_does_not_read_train_again(tiny_gpt2
     np.savez(tmp_path / "rows.npz", x=x, y=np.digitize(y, [-0.2, 0.2]) if classes else y)
     settings = {"backbone": str(tiny_gpt2), "cache": tmp_path / "cache", "layers": "final", "pool": "mean"}
     source = ColumnSource(
-        EntryView(extract(str(tmp_path / "rows.npz"), **settings).store, KNOWN), Column("final", "mean")
+        EntryView(extract(str(tmp_path / "rows.npz"), **settings).store, KNOWN_SPLITS), Column("final", "mean")
     )
     fitter = RidgeFitter(classes=classes, alphas=ALPHAS, refits=True)
     chosen = fitter.fit(source)
@@ -666,7 +666,7 @@ def test_balanced_weights_count_the_rows_that_a_readout_is_fitted_to():
 def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path, monkeypatch):
     settings = {"backbone": str(tiny_gpt2), "cache": tmp_path, "layers": "final", "pool": "mean"}
     extracted = extract("digits", limit=600, **settings)
-    source, targets = ColumnSource(EntryView(extracted.store, KNOWN), Column("final", "mean")), Targets(1, 10)
+    source, targets = ColumnSource(EntryView(extracted.store, KNOWN_SPLITS), Column("final", "mean")), Targets(1, 10)
     part = source.view["train"]
     expected = [accumulate([(part["final/mean"], targets.coded(part.labels[:, 0]))])]
     numbers = assign_folds(source, 3, 10)
@@ -700,7 +700,7 @@ def stored_columns(request, tiny_gpt2, tmp_path, monkeypatch):
 
 def test_features_that_a_device_decodes_are_those_of_the_cache(stored_columns):
     for name in ("final/last", "final/segments2"):
-        source = ColumnSource(EntryView(stored_columns.store, KNOWN), Column.parse(name))
+        source = ColumnSource(EntryView(stored_columns.store, KNOWN_SPLITS), Column.parse(name))
         with products_on(Arithmetic("cpu")):
             blocks = [*source.blocks_for_products("train")]
         assert len(blocks) > 1 and all(isinstance(x, StoredFeatures) for x, _ in blocks)

@@ -22,7 +22,7 @@ from PIL import Image
 from reservoir_pipelines import attention, extract, fit, predict, prepare, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.data.formats import open_rows, read_new
-from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.data.values import encode_values
 from reservoir_pipelines.extraction.extract import resolved_plan
 from reservoir_pipelines.prediction.load import open_readout
 from reservoir_pipelines.training.checkpoints import load_run
@@ -97,7 +97,7 @@ def test_white_space_at_the_ends_of_texts_is_read(cache, tmp_path):
             np.testing.assert_allclose(part["final/mean"][row], states.mean(0), atol=1e-5)
     task = prepare(str(path)).task
     new_rows = read_new(path, task)
-    assert texts_of(*encode(task, new_rows.x)) == texts
+    assert texts_of(*encode_values(task, new_rows.x)) == texts
 
 
 def test_a_file_and_a_folder_are_enough(cache, tmp_path, capfd):

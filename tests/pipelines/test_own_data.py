@@ -10,11 +10,11 @@ from reservoir_cache import Entry, FeatureStore, repair, verify
 from reservoir_pipelines import export_features, extract, fit, import_features, predict, prepare, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.data.formats import read_new
-from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.data.values import encode_values
 from reservoir_pipelines.extraction.extract import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.folds import assign_folds, draw_folds
-from reservoir_pipelines.fitting.source import KNOWN, ColumnSource, EntryView, groups_of_splits
+from reservoir_pipelines.fitting.source import KNOWN_SPLITS, ColumnSource, EntryView, groups_of_splits
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from reservoir_pipelines.preparation.prepare import open_source
 
@@ -110,7 +110,7 @@ def test_missing_values_are_on_the_line_between_their_neighbours(cache, tmp_path
 def test_masked_values_are_zero_to_the_model_and_a_channel_says_where(cache, tmp_path):
     path, whole, gaps = holes(tmp_path / "h.npz")
     prepared = prepare(path, missing="mask")
-    x, lengths = encode(prepared.task, np.where(gaps, np.nan, whole))
+    x, lengths = encode_values(prepared.task, np.where(gaps, np.nan, whole))
     seen = prepared.scaling(x)
     assert prepared.task.form.dim == 4 and (lengths == 12).all()
     np.testing.assert_array_equal(seen[:, :, 2:], gaps)
@@ -133,7 +133,7 @@ def test_new_files_are_read_by_the_same_rule(cache, tmp_path, missing):
     task = Bundle.load(found.saved).task
     raw = read_new(new, task).x
     prepared = prepare(path, missing=missing)
-    x, _ = encode(task, raw)
+    x, _ = encode_values(task, raw)
     rows = [row for split in prepared.splits.values() for row in split.read(0, len(split)).x]
     stored = [tuple(np.nan_to_num(row).ravel()) for row in rows]
     assert all(tuple(np.nan_to_num(row).ravel()) in stored for row in x)
@@ -148,7 +148,7 @@ def test_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, seed):
     store = extract(path, label="ward", group="subject", pool="mean", **SMALL).store
     of_split = {name: set(store[name].groups.tolist()) for name in store.splits}
     assert sum(map(len, of_split.values())) == len(set(subjects.tolist())) == len(set().union(*of_split.values()))
-    source = ColumnSource(EntryView(store, KNOWN), Column("embed", "mean"))
+    source = ColumnSource(EntryView(store, KNOWN_SPLITS), Column("embed", "mean"))
     groups = groups_of_splits(source.view)
     both = [store[name].labels[:, 0, 0] for name in ("train", "valid")]
     for folds in (2, 5):

@@ -20,7 +20,7 @@ from reservoir_pipelines.data.table import read_table
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.prediction import outputs
 from reservoir_pipelines.prediction.load import open_readout
-from reservoir_pipelines.prediction.outputs import evaluate_predictions, write_predictions
+from reservoir_pipelines.prediction.outputs import evaluate_predictions, write_new_predictions
 from reservoir_pipelines.prediction.prediction import Prediction
 from sklearn import metrics
 
@@ -364,7 +364,7 @@ def test_a_full_disk_is_not_taken_for_labels_of_several_types(fitted, tmp_path, 
     monkeypatch.setattr(parquet, "write_table", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     predictions = predict(fitted, write(tmp_path / "t.csv", rows(5)[0], None))
     with pytest.raises(OSError, match="No space left"):
-        write_predictions(tmp_path / "found.parquet", predictions)
+        write_new_predictions(tmp_path / "found.parquet", predictions)
     assert {file.name for file in tmp_path.iterdir()} == {"t.csv"}
 
 
@@ -372,7 +372,7 @@ def test_a_full_disk_is_not_taken_for_labels_of_several_types(fitted, tmp_path, 
 def test_names_of_files_that_are_not_utf_8_are_written_as_fit_writes_them(tmp_path, suffix):
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
-    write_predictions(
+    write_new_predictions(
         tmp_path / f"found{suffix}", [Prediction(id="caf\udce9.png", label="a", probabilities=[], set=["a"])]
     )
     assert read_table(tmp_path / f"found{suffix}", list).frame["id"].tolist() == [r"caf\udce9.png"]
@@ -495,9 +495,9 @@ def test_a_file_is_written_block_by_block_while_its_rows_are_computed(fitted, tm
     lines[2] = lines[500] = "bad,ERR,0,0,0,low"
     (tmp_path / "new.csv").write_text("\n".join(lines) + "\n")
     whole, parts = (tmp_path / f"{name}{suffix}" for name in ("whole", "parts"))
-    write_predictions(whole, predict(fitted, tmp_path / "new.csv"))
+    write_new_predictions(whole, predict(fitted, tmp_path / "new.csv"))
     monkeypatch.setattr(outputs, "WRITTEN_ROWS", 1)
-    write_predictions(parts, predict(fitted, tmp_path / "new.csv"))
+    write_new_predictions(parts, predict(fitted, tmp_path / "new.csv"))
     if suffix == ".parquet":
         import pyarrow.parquet
 
@@ -509,14 +509,14 @@ def test_a_file_is_written_block_by_block_while_its_rows_are_computed(fitted, tm
 @pytest.mark.parametrize("more", [(), ("--json",), ("--out", "out.csv")])
 def test_predictions_do_not_stay_in_memory(fitted, tmp_path, monkeypatch, call, more):
     x, y = rows(600, seed=3)
-    alive, add = [], outputs.Tally.add
+    alive, add = [], outputs.PredictionTally.add
 
     def count(tally, one):
         add(tally, one)
         if tally.rows == 600:
             alive.append(sum(type(value) is Prediction for value in gc.get_objects()))
 
-    monkeypatch.setattr(outputs.Tally, "add", count)
+    monkeypatch.setattr(outputs.PredictionTally, "add", count)
     monkeypatch.chdir(tmp_path)
     assert call("predict", fitted, write(tmp_path / "new.npz", x, y), *more)[0] == 0
     assert len(alive) == 1 and alive[0] < 10
@@ -738,7 +738,7 @@ def test_sets_are_columns_of_files_and_labels_are_empty_on_abstaining(covered, t
     line = json.loads(call("predict", *flags)[1].splitlines()[0])
     assert line["set"] == [name for name in rows[0]["set"].split("|") if name]
     one = Prediction(id=0, label="é|b", probabilities=[0.6, 0.4], classes=("é|b", "b"), set=["é|b"])
-    write_predictions(tmp_path / "piped.csv", [one])
+    write_new_predictions(tmp_path / "piped.csv", [one])
     assert next(csv.DictReader((tmp_path / "piped.csv").open(encoding="utf-8")))["set"] == '["é|b"]'
 
 

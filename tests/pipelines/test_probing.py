@@ -19,7 +19,7 @@ from reservoir_pipelines.fitting.fit import fit_and_score
 from reservoir_pipelines.fitting.fit_data import FitData
 from reservoir_pipelines.fitting.logistic_fitter import LogisticFitter
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
-from reservoir_pipelines.fitting.source import KNOWN
+from reservoir_pipelines.fitting.source import KNOWN_SPLITS
 from reservoir_pipelines.plots import draw_twin, new_figure
 from reservoir_pipelines.preparation.prepared import Prepared
 from scipy.special import log_softmax
@@ -36,7 +36,7 @@ from reservoir.options import DeviceOptions, FitOptions
 from reservoir.readouts.directions import ReadColumn
 from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.readouts.paired import mcnemar, paired_interval
-from reservoir.readouts.prequential import ALPHAS, SHARES, portion_ends, prequential_code
+from reservoir.readouts.prequential import ALPHAS, BLOCK_SHARES, portion_ends, prequential_code
 from reservoir.reservoir import Reservoir
 from tests.pipelines.test_each_token import SMALL, proteins
 from tests.pipelines.test_native import write_texts
@@ -78,7 +78,7 @@ def ridge_labels(x, y, new, alpha, weights=None):
 def test_a_control_of_rows_is_that_of_permuted_labels(digits, columns, select, tmp_path):
     # Moments of one column are stored, those of joined columns are not, and the third has fewer rows than features.
     result = fit(digits, columns=columns, select=select, control=True, out=tmp_path)
-    splits = KNOWN if select == "cv3" else ("train",)
+    splits = KNOWN_SPLITS if select == "cv3" else ("train",)
     x, new = (features_of(digits, result.best.columns, of) for of in (splits, ("test",)))
     truth = digits["test"].labels[:, 0, 0]
     scores = [
@@ -96,10 +96,10 @@ def test_a_control_of_rows_is_that_of_permuted_labels(digits, columns, select, t
 
 def test_class_weights_follow_the_random_labels(digits, tmp_path):
     result = fit(digits, columns="block01/mean", select="cv3", control=True, class_weight="balanced", out=tmp_path)
-    x, new = (features_of(digits, result.best.columns, of) for of in (KNOWN, ("test",)))
+    x, new = (features_of(digits, result.best.columns, of) for of in (KNOWN_SPLITS, ("test",)))
     scores = []
     for draw in range(DRAWS):
-        y = permuted(digits, KNOWN, draw)
+        y = permuted(digits, KNOWN_SPLITS, draw)
         weights = len(y) / 10 / np.bincount(y)[y]
         labels = ridge_labels(x, y, new, result.best.alpha, weights)
         scores.append(balanced_accuracy_score(digits["test"].labels[:, 0, 0], labels))
@@ -124,7 +124,7 @@ def test_a_control_of_balanced_labels_of_steps_is_scored_over_all_steps_as_the_r
 def test_logistic_readouts_are_fitted_to_the_labels_of_each_draw(digits):
     source = FitData.open_entries(digits).known.source(parse_columns("block01/mean"))
     labellings = [
-        {split: np.random.default_rng(n).permutation(source.labels(split)) for split in KNOWN} for n in (0, 1)
+        {split: np.random.default_rng(n).permutation(source.labels(split)) for split in KNOWN_SPLITS} for n in (0, 1)
     ]
     fitter = LogisticFitter(classes=10, alphas=np.array([3.0]))
     chosen = fitter.fit(source).readout
@@ -139,7 +139,7 @@ def test_the_labels_themselves_give_the_chosen_readout(digits):
     source = FitData.open_entries(digits).known.source(parse_columns("embed/mean+block01/mean"))
     fitter = RidgeFitter(classes=10, alphas=np.array([3.0]), folds=3)
     chosen = fitter.fit(source).readout
-    (again,) = fitter.refit_labels(source, chosen, 3.0, [{split: source.labels(split) for split in KNOWN}])
+    (again,) = fitter.refit_labels(source, chosen, 3.0, [{split: source.labels(split) for split in KNOWN_SPLITS}])
     np.testing.assert_allclose(again.coef, chosen.coef, atol=1e-9)
     np.testing.assert_allclose(again.intercept, chosen.intercept, atol=1e-9)
 
@@ -601,7 +601,7 @@ def test_no_label_is_used_before_it_is_sent():
 
 
 def test_portions_end_at_the_shares_of_the_paper():
-    assert portion_ends(100_000, 10).tolist() == [int(np.ceil(share * 100_000)) for share in SHARES]
+    assert portion_ends(100_000, 10).tolist() == [int(np.ceil(share * 100_000)) for share in BLOCK_SHARES]
     assert portion_ends(1000, 20).tolist() == [63, 125, 250, 500, 1000]  # two samples of each class, or more
     x, y, ranks = draw_samples(10, 4, 2)
     code = prequential_code([(x, y, ranks)], portion_ends(10, 2), Targets(1, 2))

@@ -22,9 +22,9 @@ from reservoir_pipelines import extract, report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result
 from reservoir_pipelines.paper import reproduce as module
-from reservoir_pipelines.paper.claims import Estimate, interval_of, size_of, verdict_on
+from reservoir_pipelines.paper.claims import MeanEstimate, interval_of, size_of_cell, verdict_on
 from reservoir_pipelines.paper.page import _draw_costs, leave_out_answered_claims
-from reservoir_pipelines.paper.recipe import GROUPS, LARGE, SCALES, Cell, load_recipe, recipe_names
+from reservoir_pipelines.paper.recipe import GROUP_OF_OPTION, LARGE, SCALES, Cell, load_recipe, recipe_names
 from reservoir_pipelines.paper.reproduction_folder import ReproductionFolder, _bounds
 from reservoir_pipelines.paper.stages import _pretrain, estimate
 from reservoir_pipelines.plots import PagePlot, draw_confusion, shorten_all
@@ -477,7 +477,7 @@ def test_every_table_and_figure_is_there_with_settings_that_exist(scale):
     for name in recipe_names():
         recipe = load_recipe(name, scale)
         for cell in recipe.cells:
-            assert cell.settings.keys() <= GROUPS[cell.stage].keys()
+            assert cell.settings.keys() <= GROUP_OF_OPTION[cell.stage].keys()
             assert (cell.task is None) == (cell.stage in ("pretrain", "backbone"))
             keys.setdefault(cell.key, set()).add(name)
     fpt = {cell.key for cell in load_recipe("table9", scale).cells if cell.settings.get("init") == "pretrained"}
@@ -735,7 +735,7 @@ def test_two_numbers_are_comparable_if_all_of_the_interval_of_their_difference_i
 
 def test_the_interval_of_a_difference_is_newcombes():
     # Newcombe (1998), example (a) of table II: 56/70 and 48/80, method 10
-    first, other = (Estimate(n / of, *accuracy_interval(np.arange(of) < n)) for n, of in ((56, 70), (48, 80)))
+    first, other = (MeanEstimate(n / of, *accuracy_interval(np.arange(of) < n)) for n, of in ((56, 70), (48, 80)))
     found = first.minus(other)
     assert (round(found.low, 4), round(found.high, 4)) == (0.0524, 0.3339)
 
@@ -753,7 +753,7 @@ def test_the_interval_of_a_difference_is_newcombes():
 def test_a_model_counts_the_blocks_that_its_features_need(layers, model):
     settings = {"backbone": "mini", "layers": layers}
     result = {"stage": "fit", "task": "digits", "settings": settings, "values": {}}
-    assert size_of(result, None)["model"] == model
+    assert size_of_cell(result, None)["model"] == model
 
 
 @pytest.mark.parametrize(
@@ -771,7 +771,7 @@ def test_a_model_counts_the_blocks_that_its_features_need(layers, model):
 )
 def test_a_claim_says_which_rows_a_cell_was_trained_on(stage, task, settings, rows):
     result = {"stage": stage, "task": task, "settings": settings, "values": {"steps": 4}}
-    assert size_of(result, None)["train_rows"] == rows
+    assert size_of_cell(result, None)["train_rows"] == rows
 
 
 def test_a_claim_that_is_not_checked_keeps_its_numbers_and_one_run_without_an_interval_decides_nothing():

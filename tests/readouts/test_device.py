@@ -9,13 +9,13 @@ from reservoir import devices
 from reservoir.errors import InputError
 from reservoir.options import DeviceOptions
 from reservoir.readouts.linear import LinearPath, Scorer, Targets
-from reservoir.readouts.moments import BLOCK_ROWS, Moments, accumulate
+from reservoir.readouts.moments import PRODUCT_ROWS, Moments, accumulate
 from reservoir.readouts.penalties import DEFAULT_ALPHAS
 from reservoir.readouts.products import Arithmetic, arithmetic, products_on
 from reservoir.readouts.ridge import KernelMatrix, gather, ridge_path
 from reservoir.readouts.sweep import cross_sweep, sweep
 
-ROWS = 2 * BLOCK_ROWS + 300
+ROWS = 2 * PRODUCT_ROWS + 300
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -26,7 +26,7 @@ from reservoir.readouts.kernel_ridge import (
     solve_factored,
 )
 from reservoir.readouts.linear import LinearReadout, Scorer, Tally, Targets, balanced_weights
-from reservoir.readouts.moments import BLOCK_ROWS, Moments, accumulate, fold_moments, training_moments
+from reservoir.readouts.moments import PRODUCT_ROWS, Moments, accumulate, fold_moments, training_moments
 from reservoir.readouts.penalties import DEFAULT_ALPHAS, extended_alphas, parse_alphas
 from reservoir.readouts.products import Arithmetic, blas_threads, products_on
 from reservoir.readouts.ridge import KernelMatrix, gather, path_from_moments, ridge_by_definition, ridge_path
@@ -451,7 +451,7 @@ def test_coefficients_equal_float64_solutions_at_every_penalty(data, solution, p
 # Moments equal float64 sums over all rows, for blocks of any size and for sums of parts.
 
 
-MOMENT_ROWS = 3 * BLOCK_ROWS + 517
+MOMENT_ROWS = 3 * PRODUCT_ROWS + 517
 
 
 def direct(x, y, weights=None):
@@ -587,7 +587,7 @@ def test_panels_of_any_size_equal_scikit_learn_of_the_whole_kernel(kernel, panel
     train, new = ((rows.astype(np.float32) - mean) / scale for rows in (X, NEW))
 
     def gram(a, b):
-        return kernel_ridge.KERNELS[kernel](a @ b.T, np.square(a).sum(axis=1), np.square(b).sum(axis=1))
+        return kernel_ridge.KERNEL_FUNCTIONS[kernel](a @ b.T, np.square(a).sum(axis=1), np.square(b).sum(axis=1))
 
     coded = np.where(Y[:, None] == np.arange(4), 1.0, -1.0)
     peer = KernelRidge(alpha=0.03, kernel="precomputed").fit(gram(train, train), coded - coded.mean(axis=0))

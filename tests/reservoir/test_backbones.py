@@ -25,7 +25,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from reservoir import backbone_names, private_torch
-from reservoir.backbone_names import KNOWN, SHORT, check_backbone_name, full_name
+from reservoir.backbone_names import KNOWN_BACKBONES, SHORT, check_backbone_name, full_name
 from reservoir.backbones import Backbone, attention_maps, gpt2, load_backbone, register, registry, weights_digest
 from reservoir.backbones.backbone import trained_counts
 from reservoir.backbones.family import Config, Family, FolderLoader, Shape, run_unmasked
@@ -212,7 +212,7 @@ def test_unknown_names_are_refused_without_a_network(name, message, monkeypatch)
 
 def test_family_names_mean_the_base_size():
     assert {name: full_name(name) for name in SHORT} == SHORT
-    assert all(known in KNOWN for known in SHORT.values())
+    assert all(known in KNOWN_BACKBONES for known in SHORT.values())
 
 
 # Families of backbones of other packages: registered by a program or by an entry point of an installed package.
@@ -270,8 +270,8 @@ def no_family(monkeypatch):
     registry.families()
     monkeypatch.setattr(registry, "_families", dict(registry.families()))
     monkeypatch.setattr(registry, "_load", lambda: None)
-    monkeypatch.setitem(KNOWN, "running-mean", ("", {}))  # so that the name is removed at the end
-    monkeypatch.delitem(KNOWN, "running-mean")
+    monkeypatch.setitem(KNOWN_BACKBONES, "running-mean", ("", {}))  # so that the name is removed at the end
+    monkeypatch.delitem(KNOWN_BACKBONES, "running-mean")
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_a_family_is_registered_once(running_mean):
 
 
 def entry_points(*points):
-    return lambda: tuple(EntryPoint(name, value, backbone_names.GROUP) for name, value in points)
+    return lambda: tuple(EntryPoint(name, value, backbone_names.ENTRY_POINTS) for name, value in points)
 
 
 @pytest.fixture
@@ -449,7 +449,7 @@ def test_without_the_private_kernel_product_and_gelu_run_separately(fault, monke
 def mask_of(heads, tokens, rate, seed):
     """Return the dropout mask (heads, tokens, tokens) that the blocks draw."""
     mask = torch.zeros(heads, tokens, tokens, dtype=torch.bool)
-    draw = fast.generator(seed)
+    draw = fast.mask_generator(seed)
     for block in fast.blocks(torch.empty(heads, tokens, 1)):
         part = mask[block.heads, block.queries, : block.seen]
         part.copy_(fast.keep(part.shape, rate, draw))

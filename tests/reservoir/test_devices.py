@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reservoir import devices
 from reservoir.backbones.weights import load_backbone
-from reservoir.batches import Loaded
+from reservoir.batches import LoadedBatch
 from reservoir.column import Column
 from reservoir.devices import choose_compute
 from reservoir.errors import InputError
@@ -111,7 +111,7 @@ def test_a_gpu_encodes_as_the_host(gpu, store):
 
     def encoded():
         on_device = {name: torch.from_numpy(x).to(device) for name, x in columns.items()}
-        return start_encoding(Launched(on_device, Loaded([], np.ones(300), None)), store, 7)()
+        return start_encoding(Launched(on_device, LoadedBatch([], np.ones(300), None)), store, 7)()
 
     expected = {name: encode(x, store, column=name).crc32 for name, x in columns.items()}
     assert {name: found.crc32 for name, found in encoded().items()} == expected
@@ -129,7 +129,7 @@ def test_a_gpu_encodes_as_the_host(gpu, store):
 def test_copies_to_the_host_begin_after_their_rows_and_float32_is_freed_before_them(gpu, monkeypatch):
     columns = {name: torch.randn(5, 1, 4) for name in ("a/last", "b/last")}
     features = [weakref.ref(x) for x in columns.values()]
-    drain = start_encoding(Launched(columns, Loaded([], np.ones(5), None)), "float16", 0)
+    drain = start_encoding(Launched(columns, LoadedBatch([], np.ones(5), None)), "float16", 0)
     expected = {name: encode(x.numpy().copy(), "float16", column=name).crc32 for name, x in columns.items()}
     del columns
     copies = []

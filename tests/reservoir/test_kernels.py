@@ -14,7 +14,7 @@ from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.hidden_states import HiddenStates
 from reservoir.inputs.convolutions import KernelConvolution
-from reservoir.inputs.input_layers import LEVELS, BracketCounter, Brackets
+from reservoir.inputs.input_layers import BRACKET_LEVELS, BracketCounter, Brackets
 from reservoir.loaded_model import load_model
 from reservoir.pooling import find_pooling, share_levels
 from reservoir.reservoir import Reservoir
@@ -294,7 +294,7 @@ def levels_by_hand(symbols):
     depth, levels = 0, []
     for symbol in symbols:
         depth += symbol.startswith(("[", "(", "{"))
-        levels.append(min(max(depth, 1), LEVELS))
+        levels.append(min(max(depth, 1), BRACKET_LEVELS))
         depth -= symbol.endswith(("]", ")", "}"))
     return levels
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from reservoir_pipelines.data.array_axes import channels_seem_first
 from reservoir_pipelines.data.formats import read_new
-from reservoir_pipelines.data.values import encode, read_integers, read_labels, read_pixel_rows
+from reservoir_pipelines.data.values import encode_values, read_integers, read_labels, read_pixel_rows
 from reservoir_pipelines.preparation.prepare import open_source
 from sklearn.datasets import load_digits
 
@@ -83,20 +83,20 @@ def test_encode_needs_only_the_description(tmp_path):
     path = save(tmp_path / "a.npz", x=RNG.normal(size=(30, 5, 2)), y=np.arange(30) % 2)
     task = open_source(str(path)).task
     path.unlink()
-    x, lengths = encode(task, RNG.normal(size=(3, 4, 2)))
+    x, lengths = encode_values(task, RNG.normal(size=(3, 4, 2)))
     assert x.dtype == np.float32 and lengths.tolist() == [4, 4, 4]
-    assert encode(task, np.zeros((3, 6, 2)))[1].tolist() == [6, 6, 6]  # new sequences may be longer
+    assert encode_values(task, np.zeros((3, 6, 2)))[1].tolist() == [6, 6, 6]  # new sequences may be longer
     with pytest.raises(InputError, match=r"the model reads numbers \(rows, tokens, 2\)"):
-        encode(task, np.zeros((3, 6, 1)))
+        encode_values(task, np.zeros((3, 6, 1)))
 
 
 def test_encode_refuses_rows_that_end_before_the_tokens_that_are_read(tmp_path):
     arrays = {"x": RNG.normal(size=(30, 5, 2)), "y": np.arange(120).reshape(30, 4, 1) % 2}
     task = open_source(str(save(tmp_path / "a.npz", **arrays))).task
     with pytest.raises(InputError, match="length 3 in row 1 is not between 4 and 5"):
-        encode(task, arrays["x"], np.array([4, 3] * 15))
+        encode_values(task, arrays["x"], np.array([4, 3] * 15))
     with pytest.raises(InputError, match="length 3 in row 0"):
-        encode(task, arrays["x"][:, :3])
+        encode_values(task, arrays["x"][:, :3])
 
 
 def test_a_pickled_source_holds_no_arrays(tmp_path):

@@ -16,7 +16,7 @@ from reservoir_pipelines.data.columns import times_of
 from reservoir_pipelines.data.formats import Format, open_rows
 from reservoir_pipelines.data.own_data import own_name
 from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.data.values import encode_values
 from reservoir_pipelines.preparation.prepare import open_source
 from scipy.io import wavfile
 
@@ -72,7 +72,7 @@ def test_white_space_at_the_ends_of_texts_belongs_to_texts_of_words(texts, label
     assert ("40 texts is left out" in " ".join(source.notes())) == (not ends_stay)
     # New rows are read in the same way, also if there is one alone.
     path.write_text(json.dumps({"text": texts[0]}) + "\n")
-    (new_text,) = texts_of(*encode(source.task, read_new(path, source.task).x))
+    (new_text,) = texts_of(*encode_values(source.task, read_new(path, source.task).x))
     assert new_text == (texts[0] if ends_stay else texts[0].strip())
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": " \n", "label": labels[0]}]))
     assert "line 41: " in outcome(lambda: open_source(str(path)).task)
@@ -654,7 +654,7 @@ def test_a_folder_with_the_name_of_a_named_task_is_read_as_any_other(tmp_path):
     task = open_source(str(tmp_path / "mnist")).task
     assert (task.name, kind_of(task)) == ("mnist-data", "pictures")
     new = read_new(tmp_path / "mnist", task)
-    assert encode(task, new.x)[0].shape == (12,)
+    assert encode_values(task, new.x)[0].shape == (12,)
 
 
 def test_recordings_in_parquet_are_still_recordings(tmp_path):

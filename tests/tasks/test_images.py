@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.data.values import encode_values
 
 from reservoir.errors import InputError
 from reservoir.hidden_states import HiddenStates
@@ -70,7 +70,7 @@ def test_mnist_has_no_border_under_the_papers_protocol(tmp_path):
     images = samples.mnist_files(tmp_path)["t10k-images-idx3-ubyte"]
     source = task_named("mnist", data=tmp_path, protocol="paper")
     assert source.task.max_tokens == 49 and source.task.parameters == {"protocol": "paper"}
-    x, _ = encode(source.task, images)
+    x, _ = encode_values(source.task, images)
     assert np.array_equal(x, patches(images, 4)) and np.array_equal(source.images(x)[..., 0], images)
     assert "protocol" not in task_named("mnist", protocol="ours").task.parameters
     with pytest.raises(InputError, match="protocol is 'yours'"):
@@ -81,11 +81,11 @@ def test_predict_encodes_as_prepare_does(tmp_path):
     arrays = samples.mnist_files(tmp_path)
     source = task_named("mnist", data=tmp_path)
     test = source.read(source.pieces()[1])["test"]
-    x, lengths = encode(source.task, arrays["t10k-images-idx3-ubyte"])
+    x, lengths = encode_values(source.task, arrays["t10k-images-idx3-ubyte"])
     assert np.array_equal(x, test.x) and np.array_equal(lengths, test.lengths)
-    assert np.array_equal(encode(source.task, x)[0], x)
+    assert np.array_equal(encode_values(source.task, x)[0], x)
     with pytest.raises(InputError, match=r"images.*\(rows, 64, 16\)"):
-        encode(source.task, x[:, :5])
+        encode_values(source.task, x[:, :5])
 
 
 RNG = np.random.default_rng(0)
@@ -206,7 +206,7 @@ def test_both_forms_of_the_files_give_the_images(tmp_path, binary):
         parts = [source.read(piece) for piece in source.pieces()]
         assert np.array_equal(np.concatenate([part[name].ids for part in parts if name in part]), rows[chosen])
         assert np.array_equal(
-            splits[name][0], encode(task_named("cifar10").task, np.concatenate(images[:5])[chosen])[0]
+            splits[name][0], encode_values(task_named("cifar10").task, np.concatenate(images[:5])[chosen])[0]
         )
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reservoir_pipelines import extract, train
-from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.data.values import encode_values
 from reservoir_pipelines.preparation.prepare import open_source
 
 from reservoir.errors import InputError
@@ -23,7 +23,7 @@ from reservoir.tasks.images import Cifar10, Cifar10Lra
 from reservoir.tasks.listops import CLOSE, DIGIT, OPERATOR, SYMBOLS, ListOps, evaluate, parse, random_expressions
 from reservoir.tasks.pictures import augmented
 from reservoir.tasks.proteins import LETTERS, PARTS
-from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, held_out, row_hash, stratified
+from reservoir.tasks.rows import HELD_OUT_SHARE, SPLIT_SHARES, grouped, held_out, row_hash, stratified
 from reservoir.tasks.source import FRESH_ROWS, fresh_rows
 from tests.tasks.samples import decode_text, read_splits
 
@@ -110,7 +110,7 @@ def test_every_pair_is_in_the_split_of_its_swapped_pair_and_has_its_sum():
         assert {(b, a) for a, b in found[name]} == found[name]
         assert [(a + b) % 23 for a, b in rows.x[:, :2].tolist()] == rows.y.ravel().tolist()
         assert (rows.x[:, 2] == 23).all() and (rows.lengths == 3).all()
-    x, lengths = encode(source.task, splits["test"].x)
+    x, lengths = encode_values(source.task, splits["test"].x)
     assert (lengths == 3).all() and x is splits["test"].x
 
 
@@ -155,26 +155,26 @@ def test_hash_follows_the_published_sequence():
 def test_a_stretch_of_rows_is_held_out_as_in_the_whole():
     whole = held_out(np.arange(10_000))
     assert np.array_equal(held_out(np.arange(300, 700)), whole[300:700])
-    assert abs(whole.mean() - HELD_OUT) < 0.01
+    assert abs(whole.mean() - HELD_OUT_SHARE) < 0.01
 
 
 @pytest.mark.parametrize("labels", [np.arange(1797) % 10, np.repeat(list("ab"), [20, 100])])
 def test_stratified_divides_every_class_alike(labels):
-    split = stratified(labels, SHARES)
+    split = stratified(labels, SPLIT_SHARES)
     for label in np.unique(labels):
         members = split[labels == label]
-        for name, share in SHARES.items():
+        for name, share in SPLIT_SHARES.items():
             assert abs((members == name).sum() - share * len(members)) <= 1
 
 
 @pytest.mark.parametrize("rows", [2, 3])
 def test_small_classes_are_divided_so_that_all_splits_have_their_share(rows, tmp_path):
     labels = np.arange(50 * rows) % 50
-    assert len({*stratified(labels, SHARES)}) < len(SHARES)  # each class alone leaves a split empty
+    assert len({*stratified(labels, SPLIT_SHARES)}) < len(SPLIT_SHARES)  # each class alone leaves a split empty
     np.savez(tmp_path / "few.npz", x=np.random.default_rng(0).normal(size=(len(labels), 9)), y=labels)
     source = open_source(str(tmp_path / "few.npz"), classes=True)
     splits = {name: split for piece in source.pieces() for name, split in source.read(piece).items()}
-    for name, share in SHARES.items():
+    for name, share in SPLIT_SHARES.items():
         assert abs(len(splits[name].y) - share * len(labels)) <= 1
     assert set(splits["train"].y.ravel()) == set(range(50))
 
@@ -185,24 +185,30 @@ def test_sizes_and_classes_are_as_even_over_splits_as_groups_allow(seed):
     sizes = draw.integers(5, 40, 40)
     groups = np.repeat([f"patient {n}" for n in range(40)], sizes)
     classes = np.concatenate([draw.choice(3, n, p=draw.dirichlet(np.ones(3))) for n in sizes])
-    split = grouped(groups, classes, SHARES)
+    split = grouped(groups, classes, SPLIT_SHARES)
     assert all(len(set(split[groups == group])) == 1 for group in groups)
-    for name, share in SHARES.items():
+    for name, share in SPLIT_SHARES.items():
         assert abs((split == name).mean() - share) < 0.01
         assert np.abs(np.bincount(classes[split == name], minlength=3) / np.bincount(classes) - share).max() < 0.04
     order = draw.permutation(len(groups))
-    assert np.array_equal(grouped(groups[order], classes[order], SHARES), split[order])
+    assert np.array_equal(grouped(groups[order], classes[order], SPLIT_SHARES), split[order])
 
 
 def test_few_groups_of_one_class_each_are_divided_exactly():
     classes, groups = np.repeat([0, 1], 50), np.repeat(np.arange(10), 10)
-    split = grouped(groups, classes, SHARES)
+    split = grouped(groups, classes, SPLIT_SHARES)
     for name, count in (("train", 30), ("valid", 10), ("test", 10)):
         assert np.bincount(classes[split == name]).tolist() == [count, count]
     # one group with most rows leaves a group for every split, and two groups are never three splits
-    assert grouped(np.repeat([0, 1, 2], [98, 1, 1]), np.zeros(100), SHARES)[[0, 98, 99]].tolist() == [*SHARES]
-    assert len(set(grouped(np.repeat([0, 1], 5), np.zeros(10), SHARES))) == 2
-    assert np.unique(grouped(np.arange(600), np.zeros(600), SHARES), return_counts=True)[1].tolist() == [120, 360, 120]
+    assert grouped(np.repeat([0, 1, 2], [98, 1, 1]), np.zeros(100), SPLIT_SHARES)[[0, 98, 99]].tolist() == [
+        *SPLIT_SHARES
+    ]
+    assert len(set(grouped(np.repeat([0, 1], 5), np.zeros(10), SPLIT_SHARES))) == 2
+    assert np.unique(grouped(np.arange(600), np.zeros(600), SPLIT_SHARES), return_counts=True)[1].tolist() == [
+        120,
+        360,
+        120,
+    ]
 
 
 OPERATIONS = {
@@ -331,12 +337,12 @@ def test_the_protocol_of_the_paper(tmp_path):
 @pytest.mark.parametrize(("protocol", "symbols"), [("ours", 16), ("paper", 15)])
 def test_symbols_outside_the_vocabulary_are_refused(protocol, symbols):
     task = task_named("listops", protocol=protocol).task
-    assert encode(task, np.array([[11, 2, symbols - 1]]))[1].tolist() == [3]
+    assert encode_values(task, np.array([[11, 2, symbols - 1]]))[1].tolist() == [3]
     for wrong in (symbols, -1):
         with pytest.raises(InputError, match=f"row 1, token 0: {wrong} is not a symbol from 0 to {symbols - 1}"):
-            encode(task, np.array([[1, 2], [wrong, 2]]))
+            encode_values(task, np.array([[1, 2], [wrong, 2]]))
     with pytest.raises(InputError, match="at most 512"):
-        encode(task, np.empty((2, 0), np.int64))
+        encode_values(task, np.empty((2, 0), np.int64))
 
 
 def proteins(rows=12, seed=0, longest=40):
@@ -392,12 +398,12 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
     letters_of = [letters_of[row] for row in kept]
     for row, text in zip(valid.x.tolist(), letters_of, strict=True):
         assert row == [2, *(5 + alphabet.index(letter) for letter in text), 3, *[0] * (28 - len(text))]
-    x, lengths = encode(source.task, np.array(letters_of))
+    x, lengths = encode_values(source.task, np.array(letters_of))
     assert np.array_equal(x, valid.x) and np.array_equal(lengths, valid.lengths)
-    again = encode(source.task, x)
+    again = encode_values(source.task, x)
     assert np.array_equal(again[0], x) and np.array_equal(again[1], lengths)
     with pytest.raises(InputError, match="31 tokens, more than 30"):
-        encode(source.task, np.array(["A" * 29]))
+        encode_values(source.task, np.array(["A" * 29]))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from reservoir_pipelines import ReservoirClassifier
 from reservoir_pipelines.data import formats
-from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.data.values import encode_values
 from reservoir_pipelines.preparation.prepare import open_source
 from scipy.io import wavfile
 
@@ -170,9 +170,9 @@ def test_texts_are_sequences_of_letters(tmp_path, suffix):
     assert any("4 symbols, the letters ACGT" in note for note in source.notes())
     assert Task.from_dict(json.loads(json.dumps(task.to_dict()))) == task
     x, *_ = read_new(tmp_path / f"t{suffix}", task)
-    assert x.tolist() == longer and texts_of(*encode(task, x)) == longer
+    assert x.tolist() == longer and texts_of(*encode_values(task, x)) == longer
     x, *_ = read_new(write_texts(tmp_path / f"new{suffix}", ["AC", "ACJ", "G"], KINDS[:3]), task)
-    codes, lengths = encode(task, x)
+    codes, lengths = encode_values(task, x)
     assert to_symbols(codes, lengths, task.alphabet).tolist() == [[1, 2, 0], [1, 2, 0], [3, 0, 0]]
 
 
@@ -183,7 +183,7 @@ def test_letters_that_no_training_row_has_are_unknown(tmp_path):
     unknown = "letters that no training row has, read as unknown: ☃"
     assert source.task.form == Tokens(5) and any(unknown in note for note in source.notes())
     assert ord("☃") in read_splits(source)["valid"].x[0]
-    x, lengths = encode(source.task, np.array(["AJ"]))
+    x, lengths = encode_values(source.task, np.array(["AJ"]))
     assert to_symbols(x, lengths, source.task.alphabet).tolist() == [[1, 0]] and lengths.tolist() == [2]
 
 

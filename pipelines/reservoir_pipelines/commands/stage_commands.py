@@ -267,7 +267,12 @@ def predict(
     of columns. If the file has labels, the accuracy and its 95% interval are printed too.
     """
     from reservoir_pipelines.data.formats import refuse_source
-    from reservoir_pipelines.prediction.outputs import Tally, check_out, columns_of, write_predictions
+    from reservoir_pipelines.prediction.outputs import (
+        PredictionTally,
+        check_out,
+        columns_of,
+        write_new_predictions,
+    )
 
     if out:
         # before anything is computed
@@ -275,13 +280,13 @@ def predict(
         refuse_source(out, file, options.get("labels"))
     # The predictions are counted while they are written or printed: none of them stays in memory, except with --json.
     predictions = api.predict(readout, file, **options)
-    tally = Tally()
+    tally = PredictionTally()
     prints_rows_to_terminal = not out and not json and sys.stdout.isatty()
     # On a terminal, printed rows are the progress.
     watched = tally.watch(predictions, progress=not prints_rows_to_terminal)
     columns = None  # of the predictions, with --json
     if out:
-        write_predictions(out, watched, predictions.absent)
+        write_new_predictions(out, watched, predictions.absent)
     elif json:
         columns = columns_of(watched, predictions.absent)
     else:

@@ -217,7 +217,7 @@ def numbers_of_list(cell: Any) -> np.ndarray | None:
 # ---- cells that name files
 
 
-FILES = {
+KIND_SUFFIXES = {
     "images": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
     "sounds": (".wav", ".flac", ".ogg", ".mp3"),
     "recordings": (".csv", ".tsv", ".parquet"),
@@ -229,11 +229,11 @@ FIRST_ROWS = 5
 
 
 def files_kind(names: Iterable[str]) -> str:
-    """Return the kind in `FILES` of files with such names; "" if they are of several kinds, or if there are none."""
+    """Return the kind in `KIND_SUFFIXES` of files with such names; "" if there are none, or of several kinds."""
     lower_names = [name.lower() for name in names]
     if not lower_names:
         return ""
-    for kind, suffixes in FILES.items():
+    for kind, suffixes in KIND_SUFFIXES.items():
         if all(name.endswith(suffixes) for name in lower_names):
             return kind
     return ""
@@ -245,7 +245,7 @@ def with_slashes(name: str) -> Path:
 
 
 def names_files(folder: Path, cells: Any) -> str:
-    """Return the kind in `FILES` of the files that the first cells name; "" if none of them is in the folder."""
+    """Return the kind in `KIND_SUFFIXES` of the files that the first cells name; "" if the folder has none."""
     first_cells = list(cells[:FIRST_ROWS])
     # The system refuses to look for a path that is very long or has a NUL.
     may_be_paths = all(
@@ -259,7 +259,7 @@ def names_files(folder: Path, cells: Any) -> str:
 
 
 def named_kind(path: Path) -> str:
-    """Return the kind in `FILES` of the files that a table names in its first rows; "" for any other path."""
+    """Return the kind in `KIND_SUFFIXES` of the files that a table names in its first rows; "" for any other path."""
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         return ""
     frame = read_table(path, rows=FIRST_ROWS).frame

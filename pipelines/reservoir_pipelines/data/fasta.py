@@ -24,7 +24,7 @@ ENTRY = re.compile(r"(?<![^\s|])(\w+)=")
 """Pattern of an entry with a name and a value, such as OX=9606, at the beginning of a word."""
 
 
-class Record(NamedTuple):
+class FastaRecord(NamedTuple):
     """A sequence with its header."""
 
     header: str  # without the > before it
@@ -110,9 +110,9 @@ def _columns_of_headers(
     return columns, notes
 
 
-def _read_records(path: Path, *, upper: bool) -> list[Record]:
+def _read_records(path: Path, *, upper: bool) -> list[FastaRecord]:
     """Return the records of a file, with sequences in upper case if ``upper`` is set; refuse a file without records."""
-    records: list[Record] = []
+    records: list[FastaRecord] = []
     lines: list[str] = []  # the lines of the last record's sequence so far
 
     def end_record() -> None:
@@ -124,7 +124,7 @@ def _read_records(path: Path, *, upper: bool) -> list[Record]:
     for number, line in enumerate(lines_of(path), 1):
         if line.startswith(">"):
             end_record()
-            records.append(Record(line[1:].strip(), f"line {number}", sequence=""))
+            records.append(FastaRecord(line[1:].strip(), f"line {number}", sequence=""))
         elif records:
             letters = "".join(line.split())  # spaces divide a sequence into blocks
             lines.append(letters.upper() if upper else letters)

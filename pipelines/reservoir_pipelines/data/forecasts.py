@@ -16,7 +16,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.rows import SHARES
+from reservoir.tasks.rows import SPLIT_SHARES
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import (
     as_texts,
@@ -30,7 +30,7 @@ from reservoir_pipelines.data.columns import (
     times_of,
     values_of,
 )
-from reservoir_pipelines.data.roles import INDEX, TIMES, conventional
+from reservoir_pipelines.data.roles import INDEX_NAME, TIMES, conventional
 from reservoir_pipelines.data.rows import Rows
 from reservoir_pipelines.data.table import SUFFIXES, Table, read_table
 
@@ -45,7 +45,7 @@ MAX_PAST_VALUES = 6144
 
 PIECE_VALUES = 2**22  # values of the windows that are in memory at a time
 
-UNUSED = (
+UNUSED_OPTIONS = (
     "group", "text", "labels", "skip_bad_rows", "values", "symbols", "regression", "classes", "waveform",
 )  # fmt: skip
 """Options that do not apply to series in time."""
@@ -121,7 +121,9 @@ def _columns_of(table: Table, options: OwnDataOptions) -> StepColumns:
     for name in separated(options.drop):
         require_column(table.path, table.names, name, "drop")
     # Columns without a name are left out, as those of --drop.
-    dropped = {name for name in table.names if name in separated(options.drop) or INDEX.fullmatch(name)}
+    dropped = {
+        name for name in table.names if name in separated(options.drop) or INDEX_NAME.fullmatch(name)
+    }
     names = [name for name in table.names if name not in dropped]
     # The columns of ids and times have roles of their own. Of the others, only numbers can be read.
     series_id = options.id or next(iter(conventional("id", names)), "")
@@ -155,7 +157,7 @@ def _columns_of(table: Table, options: OwnDataOptions) -> StepColumns:
 
 
 @dataclass(frozen=True, eq=False)
-class Series:
+class ForecastSeries:
     """The steps of one series, in the order of their times."""
 
     name: str  # its id; empty if the table is one series
@@ -165,7 +167,7 @@ class Series:
     times: np.ndarray  # (steps,) of numbers or datetime64
 
 
-def _read_series(table: Table, columns: StepColumns, options: OwnDataOptions) -> list[Series]:
+def _read_series(table: Table, columns: StepColumns, options: OwnDataOptions) -> list[ForecastSeries]:
     """Return the series of a table, each sorted by its times; refuse cells that are not numbers."""
     import pandas as pd
 
@@ -192,11 +194,11 @@ def _read_series(table: Table, columns: StepColumns, options: OwnDataOptions) ->
     step_names = np.arange(len(frame)).astype(str)
     if columns.time:
         step_names = as_texts(frame[columns.time]).to_numpy(str)
-    series: list[Series] = []
+    series: list[ForecastSeries] = []
     for number, name in enumerate(series_names):
         rows = np.flatnonzero(series_of_row == number)
         rows = rows[np.argsort(times[rows], kind="stable")]
-        series.append(Series(str(name), values[rows], step_names[rows], times[rows]))
+        series.append(ForecastSeries(str(name), values[rows], step_names[rows], times[rows]))
     return series
 
 
@@ -204,7 +206,7 @@ def _read_series(table: Table, columns: StepColumns, options: OwnDataOptions) ->
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class ForecastWindows:
     """Windows of steps as an array (rows, past, channels) of which ranges of rows are read.
 
     Parameters
@@ -235,7 +237,7 @@ class Windows:
         return self.steps[self.starts[rows, None] + np.arange(self.past)]
 
 
-def _newest_windows(origin: str, series: Sequence[Series], past: int) -> Rows:
+def _newest_windows(origin: str, series: Sequence[ForecastSeries], past: int) -> Rows:
     """Return the last ``past`` steps of each series as rows without labels; refuse a shorter series."""
     for one_series in series:
         step_count = len(one_series.values)
@@ -255,7 +257,11 @@ def _newest_windows(origin: str, series: Sequence[Series], past: int) -> Rows:
 
 
 def _labelled_windows(
-    origin: str, series: Sequence[Series], columns: StepColumns, horizon: int, options: OwnDataOptions
+    origin: str,
+    series: Sequence[ForecastSeries],
+    columns: StepColumns,
+    horizon: int,
+    options: OwnDataOptions,
 ) -> Rows:
     """Return the windows that have ``horizon`` steps after them, with these as labels, and their splits; oldest first.
 
@@ -267,14 +273,14 @@ def _labelled_windows(
     offsets = np.cumsum([0, *(len(one_series.values) for one_series in series)])
     steps = np.concatenate([one_series.values for one_series in series])
     first_label, from_end = _window_ends(offsets, past, horizon)
-    windows = Windows(steps, first_label - past, past)
+    windows = ForecastWindows(steps, first_label - past, past)
     y = steps[first_label[:, None] + np.arange(horizon), 0]  # the first channel is the one to forecast
     # The newest steps are test, those before them valid, and at least one horizon each.
-    test_steps = max(horizon, round(SHARES["test"] * typical_steps))
-    valid_steps = max(horizon, round(SHARES["valid"] * typical_steps))
+    test_steps = max(horizon, round(SPLIT_SHARES["test"] * typical_steps))
+    valid_steps = max(horizon, round(SPLIT_SHARES["valid"] * typical_steps))
     split = _split_of_windows(from_end, horizon, test_steps, valid_steps)
     is_used = (split != "") & np.isfinite(y).all(axis=1) & _has_values(windows)
-    for name in SHARES:
+    for name in SPLIT_SHARES:
         if not (split[is_used] == name).any():
             raise InputError(
                 f"{origin}: {typical_steps:,} steps are too few for --past {past} --forecast {horizon}: "
@@ -286,7 +292,7 @@ def _labelled_windows(
     series_of_step = np.repeat(np.arange(len(series)), np.diff(offsets))
     stretches = _stretches(series_of_step[first_label], test_steps - from_end, horizon)
     return Rows(
-        x=Windows(steps, first_label[is_used] - past, past),
+        x=ForecastWindows(steps, first_label[is_used] - past, past),
         y=y[is_used],
         split=split[is_used],
         ids=step_names[first_label[is_used]],
@@ -299,7 +305,7 @@ def _labelled_windows(
         roles=columns.by_flag,
         parameters={**columns.parameters, "past": past, "series": len(series)},
         label=columns.values[0],
-        unused=UNUSED,
+        unused=UNUSED_OPTIONS,
         stretches=stretches[is_used],
     )
 
@@ -361,12 +367,12 @@ def _stretches(series: np.ndarray, steps: np.ndarray, horizon: int) -> np.ndarra
     return steps // horizon * series_count + series
 
 
-def _step_names(series: Series) -> np.ndarray:
+def _step_names(series: ForecastSeries) -> np.ndarray:
     """Return the names of the steps of a series, (steps,), after its own name if it has one."""
     return np.char.add(f"{series.name} ", series.step_names) if series.name else series.step_names
 
 
-def _has_values(windows: Windows) -> np.ndarray:
+def _has_values(windows: ForecastWindows) -> np.ndarray:
     """Return which windows have a value of every channel, (rows,) of bool: those without cannot be filled."""
     # The number of values of each channel in a window is the difference of two cumulative counts.
     is_present = np.isfinite(windows.steps)

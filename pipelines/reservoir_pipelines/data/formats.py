@@ -26,12 +26,12 @@ from reservoir_pipelines.data import (
     table,
     table_rows,
 )
-from reservoir_pipelines.data.columns import FILES, listed
+from reservoir_pipelines.data.columns import KIND_SUFFIXES, listed
 from reservoir_pipelines.data.media import media_files
 from reservoir_pipelines.data.recordings import prepare_recordings
 from reservoir_pipelines.data.rows import COLUMN_FLAGS, OR_PASS, Rows
 from reservoir_pipelines.data.table_labels import labels_path
-from reservoir_pipelines.data.values import clean_lengths, encode
+from reservoir_pipelines.data.values import clean_lengths, encode_values
 
 IDX_ENDINGS = ("-ubyte", ".idx")  # how the names of files end, before a suffix .gz
 IDX_SIDES = (28, 28)  # pixels of the images of MNIST
@@ -48,7 +48,7 @@ def _read_idx(origin: str, options: OwnDataOptions, task: Task | None = None) ->
     return Rows(x=read_idx(Path(origin), IDX_SIDES), unused=COLUMN_FLAGS)
 
 
-Reader = Callable[[str, OwnDataOptions, Task | None], Rows]
+FileReader = Callable[[str, OwnDataOptions, Task | None], Rows]
 """Returns the rows of an origin: a path, or the name of a dataset. New rows of a ``task`` need no labels."""
 
 
@@ -66,7 +66,7 @@ class Format:
         Returns whether it reads an origin; by default it reads files with its suffixes.
     """
 
-    read: Reader
+    read: FileReader
     suffixes: tuple[str, ...] = ()
     accepts: Callable[[str, OwnDataOptions, Task | None], bool] | None = None
 
@@ -83,7 +83,7 @@ FORMATS = (
     Format(hub.read, accepts=lambda origin, *_: hub.is_hub(origin)),
     Format(_read_idx, accepts=_accepts_idx),
     Format(series.read, (".ts",), series.accepts),
-    Format(media.read, FILES["sounds"], media.accepts),
+    Format(media.read, KIND_SUFFIXES["sounds"], media.accepts),
     Format(npz.read, npz.SUFFIXES),
     Format(hdf5.read, hdf5.SUFFIXES),
     Format(table_rows.read, table.SUFFIXES, table_rows.accepts),
@@ -194,7 +194,7 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> Rows:
         raise InputError(
             f"{path}: {kind}, but the readout was fitted on {fitted}", "give data of this kind"
         )
-    # `encode` reads texts, not their code points, whose numbers depend on the alphabet of the task.
+    # `encode_values` reads texts, not their code points, whose numbers depend on the alphabet of the task.
     if rows.holds == "letters":
         assert rows.lengths is not None  # `text_rows` sets them
         return replace(rows, x=np.array(texts_of(rows.x[:], rows.lengths)), lengths=None)
@@ -213,7 +213,7 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> Rows:
 def _without_unknown_symbols(path: Path, rows: Rows, form: Tokens) -> Rows:
     """Return the rows without those with a number that is no symbol of the fit, unless that is true of all.
 
-    Windows of recordings stay, because a recording lacks no window. `encode` refuses the numbers that stay.
+    Windows of recordings stay, because a recording lacks no window. `encode_values` refuses the numbers that stay.
     """
     x = np.asarray(rows.x[:])
     are_symbols = x.ndim == 2 and x.dtype.kind in "ui"  # NumPy's kinds: integers
@@ -237,7 +237,7 @@ class _EncodedRows:
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         lengths = self._rows.lengths
-        x, _ = encode(
+        x, _ = encode_values(
             self._task,
             self._rows.x[rows],
             None if lengths is None else lengths[rows],
@@ -258,7 +258,7 @@ def encode_rows(rows: Rows, task: Task, where: str) -> Rows:
         x = _EncodedRows(rows, task, where)
         assert rows.lengths is not None  # `sound_rows` sets them
         return replace(rows, x=x, lengths=clean_lengths(where, rows.lengths, *x.shape[:2]))
-    x, lengths = encode(task, rows.x[:], rows.lengths, where, rows.names)
+    x, lengths = encode_values(task, rows.x[:], rows.lengths, where, rows.names)
     check_columns(task, lengths, where)
     return replace(rows, x=x, lengths=lengths)
 

@@ -21,7 +21,7 @@ from reservoir.file_checks import check_expansion
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.array_axes import read_axes
-from reservoir_pipelines.data.rows import NAMES, Rows, rows_of_arrays
+from reservoir_pipelines.data.rows import ARRAY_NAMES, Rows, rows_of_arrays
 
 SUFFIXES = (".h5", ".hdf5")
 PACKAGES = ("reservoir", "reservoir_cache", "reservoir_pipelines")  # what the checking process imports
@@ -35,7 +35,7 @@ BYTES_PER_SECOND = 2 * 10**7
 
 
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
-    """Return the rows of a file with the datasets of `NAMES` at its root; its ``x`` may be larger than memory."""
+    """Return the rows of a file with the datasets of `ARRAY_NAMES` at its root; its ``x`` may be larger than memory."""
     path = Path(origin)
     _check_in_child(path)  # before this process opens the file
     arrays = datasets(path)
@@ -65,11 +65,11 @@ class Dataset:
 
 
 def datasets(path: Path) -> dict[str, Dataset]:
-    """Return the datasets of `NAMES` at the root of a file, without their values."""
+    """Return the datasets of `ARRAY_NAMES` at the root of a file, without their values."""
     from reservoir_cache import open_hdf5
 
     with open_hdf5(path) as file:
-        return {name: _dataset(path, file, name) for name in file if name in NAMES}
+        return {name: _dataset(path, file, name) for name in file if name in ARRAY_NAMES}
 
 
 def _dataset(path: Path, file: Any, name: str) -> Dataset:

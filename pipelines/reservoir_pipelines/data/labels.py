@@ -6,7 +6,7 @@ import numpy as np
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
+from reservoir.tasks.rows import HELD_OUT_SHARE, SPLIT_SHARES, grouped, stratified
 from reservoir.tasks.task import MISSING, SPLITS, Task
 from reservoir_pipelines.data.columns import EMPTY
 from reservoir_pipelines.data.rows import MAX_NAMED
@@ -355,16 +355,16 @@ def split_rows(
         return grouped(groups[rows], classes[rows], shares)
 
     if split is None:
-        names = divide(np.arange(len(classes)), SHARES)
+        names = divide(np.arange(len(classes)), SPLIT_SHARES)
         # With two or three rows in every class, rounding leaves a split empty: 60% and 80% of three rows are two.
         is_classified = groups is None and labels.classes > 1 and np.bincount(classes).min() > 1
         if is_classified and len(np.unique(names)) < len(SPLITS):
-            names = stratified(classes, SHARES, spread=True)
+            names = stratified(classes, SPLIT_SHARES, spread=True)
     else:
         names = _known_splits(where, split)
         if "valid" not in names:
             train = np.flatnonzero(names == "train")
-            shares = {"train": 1 - HELD_OUT, "valid": HELD_OUT}
+            shares = {"train": 1 - HELD_OUT_SHARE, "valid": HELD_OUT_SHARE}
             names[train] = divide(train, shares)
             # If no class has enough rows to hold out a tenth of them, hold out a tenth of all rows.
             if "valid" not in names and groups is None:

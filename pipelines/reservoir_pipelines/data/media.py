@@ -13,7 +13,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.pictures import check_pillow, decoded, has_several_frames
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.columns import (
-    FILES,
+    KIND_SUFFIXES,
     as_texts,
     example,
     files_kind,
@@ -25,7 +25,7 @@ from reservoir_pipelines.data.columns import (
     values_of,
 )
 from reservoir_pipelines.data.labels import SPLIT_NAMES, classes_by_name
-from reservoir_pipelines.data.roles import INDEX, conventional
+from reservoir_pipelines.data.roles import INDEX_NAME, conventional
 from reservoir_pipelines.data.rows import IMAGE_NOTE, BadRows, Rows, padded
 from reservoir_pipelines.data.sounds import sound_rows
 from reservoir_pipelines.data.table import SUFFIXES as TABLES
@@ -136,8 +136,8 @@ def _file_bytes(path: Path) -> np.ndarray:
 def media_files(path: Path, *labels: Path) -> list[Path]:
     """Return the files at a path that are one sequence each: those below a folder, sorted, or an image or a sound.
 
-    All are of the first kind in `FILES` of which the folder has files. ``labels`` are tables of labels, which are no
-    sequences. Return an empty list for other paths.
+    All are of the first kind in `KIND_SUFFIXES` of which the folder has files. ``labels`` are tables of labels,
+    which are no sequences. Return an empty list for other paths.
     """
     if not path.is_dir():
         # A single recording is not returned, because it is read as a table.
@@ -153,8 +153,8 @@ def media_files(path: Path, *labels: Path) -> list[Path]:
 
 
 def _files_of_first_kind(files: Sequence[Path]) -> list[Path]:
-    """Return the files of the first kind in `FILES` of which there are any; empty if there are none of any kind."""
-    for kind in FILES:
+    """Return the files of the first kind in `KIND_SUFFIXES` of which there are any, if there are any."""
+    for kind in KIND_SUFFIXES:
         files_of_kind = [file for file in files if files_kind([file.name]) == kind]
         if files_of_kind:
             return files_of_kind
@@ -355,7 +355,9 @@ class RecordingReader:
         ``time`` is the column of times, "" without one. Refuse a table that lacks a channel, or has no values.
         """
         channels = self.channels or [
-            name for name in table.names if name not in (time, self.label) and not INDEX.fullmatch(name)
+            name
+            for name in table.names
+            if name not in (time, self.label) and not INDEX_NAME.fullmatch(name)
         ]
         missing = [name for name in channels if name not in table.frame]
         if missing:

@@ -12,14 +12,14 @@ from reservoir.file_checks import check_expansion
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.task import Task
 from reservoir_pipelines.data.array_axes import read_axes
-from reservoir_pipelines.data.rows import NAMES, Rows, rows_of_arrays
+from reservoir_pipelines.data.rows import ARRAY_NAMES, Rows, rows_of_arrays
 
 SUFFIXES = (".npz",)
 
 
 def read(origin: str, options: OwnDataOptions, task: Task | None = None) -> Rows:
-    """Return the rows of an archive with the arrays of `NAMES`."""
-    rows = rows_of_arrays(origin, read_arrays(Path(origin), NAMES))
+    """Return the rows of an archive with the arrays of `ARRAY_NAMES`."""
+    rows = rows_of_arrays(origin, read_arrays(Path(origin), ARRAY_NAMES))
     return read_axes(origin, rows, options, task)
 
 

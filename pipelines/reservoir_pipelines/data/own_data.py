@@ -36,7 +36,7 @@ from reservoir_pipelines.data.rows import (
     OF_TEXTS,
     OR_FILL,
     UNSEEN,
-    UNUSED,
+    UNUSED_BY_KIND,
     Alphabet,
     Rows,
     alphabet_of,
@@ -44,7 +44,7 @@ from reservoir_pipelines.data.rows import (
 )
 from reservoir_pipelines.data.table import is_pattern
 from reservoir_pipelines.data.values import (
-    MAX_SYMBOLS,
+    MAX_INTEGER_SYMBOLS,
     SAMPLE,
     Reading,
     as_values,
@@ -313,7 +313,7 @@ class OwnData(Source):
         """The rows of the data; options that do not apply to them, and rows without a group, are refused."""
         rows = without_end_spaces(self.origin, open_rows(self.origin, self.options))
         # ``--rate`` applies to numbers only if they are a waveform.
-        are_waveforms = self.options.waveform and "waveform" not in UNUSED[rows.holds]
+        are_waveforms = self.options.waveform and "waveform" not in UNUSED_BY_KIND[rows.holds]
         applicable = {"rate"} if are_waveforms else set()
         rows.refuse_unused(self.origin, [*(self.options.explicit.keys() - applicable)])
         groups = [] if rows.groups is None else rows.groups.tolist()
@@ -435,7 +435,7 @@ class OwnData(Source):
             x, lengths = self._rows.x[piece.lo : piece.hi], self._lengths[piece.lo : piece.hi]
             is_token = np.arange(x.shape[1]) < lengths[:, None]
             largest = max(largest, int(x.max(initial=0, where=is_token)))
-        if largest >= MAX_SYMBOLS:
+        if largest >= MAX_INTEGER_SYMBOLS:
             raise InputError(
                 f"{self.origin}: x holds {largest}, too large for a symbol", "leave out --symbols"
             )

@@ -15,10 +15,10 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.rows import SHARES, grouped
+from reservoir.tasks.rows import SPLIT_SHARES, grouped
 from reservoir_pipelines.data.rows import (
     EVERY_ROW,
-    UNUSED,
+    UNUSED_BY_KIND,
     BadRows,
     RecordingWindows,
     Rows,
@@ -48,7 +48,9 @@ def prepare_recordings(
     is_new = labels_tokens is not None
     shape = rows.x.shape
     has_steps = len(shape) in (2, 3) and 0 not in shape  # other shapes are refused later, in one place
-    may_be_cut = "window" not in UNUSED[rows.holds]  # texts and images are not, and the options are refused
+    may_be_cut = (
+        "window" not in UNUSED_BY_KIND[rows.holds]
+    )  # texts and images are not, and the options are refused
     if not has_steps or not may_be_cut:
         return rows
     if not options.resample and not options.window:
@@ -362,7 +364,7 @@ def _stretches_of_one(where: str, rows: Rows, window: int, *, labels_tokens: boo
         y = rows.y[0, :steps]
         are_classes = y.dtype.kind == "U" or (y.dtype.kind in "iu" and read_labels(y).are_names)
         classes = y if are_classes else classes
-    split_of_step = grouped(stretch_of_step, classes, SHARES)
+    split_of_step = grouped(stretch_of_step, classes, SPLIT_SHARES)
     start = np.unique(stretch_of_step, return_index=True)[1]  # the first step of each stretch
     return Stretches(
         recording=np.zeros(len(start), np.int64),

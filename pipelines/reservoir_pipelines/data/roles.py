@@ -49,7 +49,7 @@ LESS_USUAL = ("tokens", "words", "ner_tags", "tags")
 OUTPUT = re.compile(r"y\d+", re.IGNORECASE)
 """Conventional names of the labels of a task with several outputs."""
 
-INDEX = re.compile(rf"{NO_NAME}\d+|__index_level_\d+__")
+INDEX_NAME = re.compile(rf"{NO_NAME}\d+|__index_level_\d+__")
 """Names that pandas gives to a column without a name, and to the index that it writes into Parquet files."""
 
 CHATS = ("messages", "conversation", "conversations", "chat")
@@ -148,7 +148,7 @@ def roles_by_name(
     columns = _without_dropped(path, names, options, required=not is_new)
     spans = tuple(separated(options.span))
     flags = _columns_of_flags(path, columns, spans, options, is_new=is_new)
-    left_out = tuple(name for name in columns if INDEX.fullmatch(name) and name not in flags.values())
+    left_out = tuple(name for name in columns if INDEX_NAME.fullmatch(name) and name not in flags.values())
 
     # The candidates for each role. A column that a flag or the readout has given a role has no other role by its name.
     values = _values_of_readout(fitted)

@@ -24,7 +24,7 @@ OF_TEXTS = ("chat", "span")
 OF_ARRAYS = ("channels_first", "pixels")
 """The options of arrays of series or of images; a reader of such arrays records them."""
 
-UNUSED = {
+UNUSED_BY_KIND = {
     "numbers": ("rate",),
     "letters": ("rate", "waveform", *OF_RECORDINGS),
     "images": ("values", "symbols", "missing", "standardise", "rate", "waveform", *OF_RECORDINGS),
@@ -157,7 +157,7 @@ class Rows:
     label : str
         What messages call the labels.
     unused : tuple of str
-        Options that do not apply to the format, besides those that do not apply to what ``x`` holds (`UNUSED`).
+        Options that do not apply to the format, besides those that do not apply to what ``x`` holds (`UNUSED_BY_KIND`).
     windows : RecordingWindows, optional
         The recording of each row, if the rows are windows of recordings.
     steps : RecordingSteps, optional
@@ -246,7 +246,7 @@ class Rows:
         """Refuse ``options``, the names of those that are given, if they do not apply to the data at ``where``."""
         # A reader that uses one of these options records it in the parameters.
         not_recorded = [name for name in (*OF_TEXTS, *OF_ARRAYS) if name not in self.parameters]
-        for name in (*UNUSED[self.holds], *self.unused, *not_recorded):
+        for name in (*UNUSED_BY_KIND[self.holds], *self.unused, *not_recorded):
             if name in options:
                 raise InputError(
                     f"{where}: --{name.replace('_', '-')} does not apply to data of this kind",
@@ -486,11 +486,18 @@ def alphabet_of(batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) ->
 # ---- named arrays
 
 
-NAMES = ("x", "y", "lengths", "split", "groups", "ids")  # the arrays that are read; a file may hold others
+ARRAY_NAMES = (
+    "x",
+    "y",
+    "lengths",
+    "split",
+    "groups",
+    "ids",
+)  # the arrays that are read; a file may hold others
 
 
 def rows_of_arrays(where: str, arrays: Mapping[str, Sequences], piece_rows: int = EVERY_ROW) -> Rows:
-    """Return arrays with `NAMES` as rows; texts (rows,) in ``x`` become sequences of letters.
+    """Return arrays with `ARRAY_NAMES` as rows; texts (rows,) in ``x`` become sequences of letters.
 
     All arrays are read now but an ``x`` of numbers, of which ``piece_rows`` rows fit into memory at a time.
     """

@@ -18,10 +18,10 @@ PARTS = {
     "test": "_TEST",
 }  # how the names of the two files of a data set end, before the suffix
 SUFFIXES = (".ts", ".tsv")
-MISSING = ("", "?")  # how the files write a missing value or label
+MISSING_TEXTS = ("", "?")  # how the files write a missing value or label
 
 
-class Series(NamedTuple):
+class SeriesFile(NamedTuple):
     """The series of one file."""
 
     sequences: list[np.ndarray]  # (tokens, channels) each
@@ -150,7 +150,7 @@ def _first_numbers(path: Path) -> list[float]:
     return [float(cell) for cell in cells]
 
 
-def _read_ts(path: Path, *, needs_labels: bool) -> Series:
+def _read_ts(path: Path, *, needs_labels: bool) -> SeriesFile:
     """Return the series of a ``.ts`` file: header lines with @, then a line per series, fields separated by :.
 
     A missing label is refused with ``needs_labels``, else it is None.
@@ -160,7 +160,7 @@ def _read_ts(path: Path, *, needs_labels: bool) -> Series:
     lines = ((where, line) for where, line in numbered if line and not line.startswith(("#", "%")))
     header = _read_ts_header(path, lines)
     has_labels = "@targetlabel" in header or "@classlabel" in header
-    series = Series([], [])
+    series = SeriesFile([], [])
     for where, line in lines:
         fields = line.split(":")  # one per channel, and the label at the end
         if has_labels:
@@ -201,7 +201,7 @@ def _read_ts_header(path: Path, lines: Iterable[tuple[str, str]]) -> dict[str, l
 
 def _label_of_ts(where: str, cell: str, header: Mapping[str, Sequence[str]]) -> str | float | None:
     """Return a label as the ``header`` declares it, a class or a target; None if it is missing."""
-    if cell in MISSING:
+    if cell in MISSING_TEXTS:
         return None
     if "@targetlabel" in header:
         return float(_floats(where, [cell])[0])
@@ -215,7 +215,7 @@ def _label_of_ts(where: str, cell: str, header: Mapping[str, Sequence[str]]) -> 
     return cell
 
 
-def _read_bare(path: Path) -> Series:
+def _read_bare(path: Path) -> SeriesFile:
     """Return the series of a table without names of columns: a label on each line, then the values.
 
     NaN at the end of a line is the padding of a shorter series. Labels are classes if all are whole, else targets.
@@ -235,13 +235,13 @@ def _read_bare(path: Path) -> Series:
         sequences.append(np.array(values[: last + 1])[:, None])  # one channel
         labels.append(float(label))
     are_classes = all(map(float.is_integer, labels))
-    return Series(sequences, [str(int(label)) for label in labels] if are_classes else labels)
+    return SeriesFile(sequences, [str(int(label)) for label in labels] if are_classes else labels)
 
 
 def _floats(where: str, cells: Sequence[str]) -> np.ndarray:
     """Return the numbers in cells, (cells,), NaN where a cell is empty or ``?``; refuse other cells."""
     try:
-        return np.array([float("nan" if cell.strip() in MISSING else cell) for cell in cells])
+        return np.array([float("nan" if cell.strip() in MISSING_TEXTS else cell) for cell in cells])
     except ValueError as error:  # could not convert string to float: 'abc'
         wrong = str(error).partition(": ")[2].strip("'")[:40]
         raise InputError(f"{where}: {wrong!r} is not a number", "write ? for a missing value") from None

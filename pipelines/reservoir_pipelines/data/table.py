@@ -75,7 +75,7 @@ NO_NAME = "Unnamed: "
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """What the first pass over a file sees: its separator, its columns, and its records.
 
     Parameters
@@ -102,7 +102,7 @@ class Layout:
     is_filled: np.ndarray
 
 
-def read_layout(path: Path, rows: int | None) -> Layout:
+def read_layout(path: Path, rows: int | None) -> TableLayout:
     """Return the layout of a file, or of its header and its first ``rows`` records; None for all.
 
     A cell may have line breaks, so that a record may have several lines.
@@ -138,7 +138,7 @@ def read_layout(path: Path, rows: int | None) -> Layout:
             next_line = reader.line_num + 1
     if not any(is_filled):
         raise InputError(f"{path}: no rows", "give a header with column names, and one line per row")
-    return Layout(
+    return TableLayout(
         separator, names, first_record, np.array(lines), np.array(cell_counts), np.array(is_filled)
     )
 
@@ -193,7 +193,9 @@ def _refuse_values_as_names(path: Path, line: int, names: Sequence[str]) -> None
         )
 
 
-def read_csv(path: Path, layout: Layout, text_columns: set[str], decimal: str, rows: int | None) -> Any:
+def read_csv(
+    path: Path, layout: TableLayout, text_columns: set[str], decimal: str, rows: int | None
+) -> Any:
     """Return a ``pandas.DataFrame`` with a row per record of a file, or of its first ``rows`` records.
 
     Cells of ``text_columns``, names of columns, stay as they are written. ``decimal`` is the decimal mark.
@@ -206,7 +208,7 @@ def read_csv(path: Path, layout: Layout, text_columns: set[str], decimal: str, r
     read: Any = pd.read_csv  # the type stubs of pandas do not accept columns by number
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
-            # The warnings are about long lines, whose cells `Layout` has counted.
+            # The warnings are about long lines, whose cells `TableLayout` has counted.
             warnings.simplefilter("ignore")
             frame = read(
                 file,

@@ -132,7 +132,7 @@ class TableArrays:
 # ---- a sequence per row
 
 
-def read_values(reading: TableArrays) -> None:
+def read_value_columns(reading: TableArrays) -> None:
     """Read columns with one value per cell as ``x``, floats (rows, values); rows may end early (``lengths``)."""
     table = reading.table
     names = reading.value_columns()

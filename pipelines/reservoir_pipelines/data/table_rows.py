@@ -30,7 +30,7 @@ from reservoir_pipelines.data.table_forms import (
     read_long_form,
     read_sequences,
     read_token_labels,
-    read_values,
+    read_value_columns,
 )
 from reservoir_pipelines.data.text_labels import (
     holds_spans,
@@ -330,7 +330,7 @@ def _read_wide(reading: TableArrays, ids: list[str], *, ids_repeat: bool) -> Non
     if not roles.sequence:
         reading.read_labels()
         reading.read_groups_and_split()
-        read_values(reading)
+        read_value_columns(reading)
         return
     if reading.options.chat:
         reading.read_labels()

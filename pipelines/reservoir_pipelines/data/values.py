@@ -18,7 +18,7 @@ from reservoir_pipelines.data.rows import keep_end_spaces
 SAMPLE = 2**20
 """Number of tokens of the first rows that `read_integers` looks at."""
 
-MAX_SYMBOLS = 1_000_000
+MAX_INTEGER_SYMBOLS = 1_000_000
 """Larger whole numbers are values, not symbols: no embedding has a row for each."""
 
 MIN_STEPS = 100
@@ -120,7 +120,7 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     row_lengths = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]
     is_token = np.arange(x.shape[1]) < row_lengths[:, None]
     tokens = x[is_token].astype(np.int64)
-    if tokens.min() < 0 or tokens.max() >= MAX_SYMBOLS:
+    if tokens.min() < 0 or tokens.max() >= MAX_INTEGER_SYMBOLS:
         return Reading(False, "some are negative" if tokens.min() < 0 else "some are a million or more")
 
     # A quantity changes in small steps: neighbours are closer to each other than tokens in random order. Neighbours
@@ -389,7 +389,7 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewes
     return lengths.astype(np.int32)
 
 
-def encode(
+def encode_values(
     task: Task,
     x: np.ndarray,
     lengths: np.ndarray | None = None,

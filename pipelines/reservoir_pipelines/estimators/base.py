@@ -35,7 +35,7 @@ from reservoir_pipelines.estimators.padded_rows import (
     with_channels_last,
     with_whole_numbers,
 )
-from reservoir_pipelines.estimators.row_cache import TASK, row_cache, shared_model
+from reservoir_pipelines.estimators.row_cache import ROWS_TASK, row_cache, shared_model
 from reservoir_pipelines.signatures import described
 from reservoir_pipelines.training.checkpoints import check_digest
 
@@ -262,7 +262,7 @@ class ReservoirEstimator(BaseEstimator):
         rows = as_rows(x, lengths, self.vocabulary_, self.missing)
         self.n_channels_in_ = rows.channels
         form = Vectors(self.n_channels_in_) if self.vocabulary_ is None else Tokens(self.vocabulary_)
-        self._task = Task(name=TASK, form=form, max_tokens=x.shape[1], classes=0)
+        self._task = Task(name=ROWS_TASK, form=form, max_tokens=x.shape[1], classes=0)
         # Plan and digest are stored for `predict`, because another machine may choose another precision, or have other
         # weights of this name.
         self._plan = resolve(self._task, options, {"train": len(x)})

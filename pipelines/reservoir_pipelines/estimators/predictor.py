@@ -23,7 +23,13 @@ from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, fit_so
 from reservoir_pipelines.fitting.folds import draw_folds, folds_can_choose
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.select import Selection, select
-from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, OutOfReachError, Samples, balance_of
+from reservoir_pipelines.fitting.source import (
+    KNOWN_SPLITS,
+    KnownSplit,
+    OutOfReachError,
+    Samples,
+    balance_of,
+)
 from reservoir_pipelines.output import silenced
 
 
@@ -100,7 +106,7 @@ class ArraySource(Samples[KnownSplit]):
     @staticmethod
     def _rows(split: KnownSplit) -> slice:
         """Return the rows of a split: all are in train, and none in valid; raise `OutOfReachError` for test."""
-        if split not in KNOWN:
+        if split not in KNOWN_SPLITS:
             raise OutOfReachError(f"{split} rows are out of reach here: arrays have no such rows")
         return slice(None) if split == "train" else slice(0)
 

@@ -20,7 +20,7 @@ from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.extraction.spec import model_spec
 from reservoir_pipelines.files import stamp
 
-TASK = "rows"  # name of the task whose rows are those of X
+ROWS_TASK = "rows"  # name of the task whose rows are those of X
 # Size of the features in a cache: 17,000 rows of 20 columns of 768 features. Each process of ``n_jobs`` has one.
 MAX_BYTES = 2**30
 
@@ -42,7 +42,7 @@ def _loaded_model(
     form: Vectors | Tokens, max_tokens: int, settings: Reservoir, device: str, compute: str, _stamps: tuple
 ) -> LoadedModel:
     """Load a model; ``_stamps``, the states of its files, are only a key of the cache."""
-    task = Task(name=TASK, form=form, max_tokens=max_tokens, classes=0)
+    task = Task(name=ROWS_TASK, form=form, max_tokens=max_tokens, classes=0)
     return load_model(task, settings, device, compute)
 
 

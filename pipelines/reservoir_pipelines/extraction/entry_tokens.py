@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from reservoir_cache import Entry, Spec, write_targets
 
-from reservoir.batches import Loaded, load_tokens
+from reservoir.batches import LoadedBatch, load_tokens
 from reservoir.errors import InputError
 from reservoir.inputs.native import TextReader
 from reservoir.inputs.text_tokens import TextTokens, read_tokens
@@ -15,7 +15,7 @@ from reservoir.tasks.task import Split, Task
 from reservoir_pipelines.extraction.entries import text_names
 from reservoir_pipelines.preparation.prepared import Prepared
 
-TEXTS = 256  # texts that are tokenized at a time
+TEXTS_AT_ONCE = 256  # texts that are tokenized at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,7 +90,7 @@ class EntryTokens:
             return spec
         return replace(spec, input=replace(spec.input, space_marks="left out"))
 
-    def load(self, model: LoadedModel, split: str, low: int, high: int, batch_rows: int) -> Loaded:
+    def load(self, model: LoadedModel, split: str, low: int, high: int, batch_rows: int) -> LoadedBatch:
         """Return the sequences that hold the rows from ``low`` to ``high`` (not included), ready for the model."""
         return load_tokens(model, self.tokens[split].part(low, high), batch_rows)
 
@@ -140,6 +140,6 @@ class EntryTokens:
 
 
 def _parts(prepared: Prepared, split: str, index: np.ndarray) -> Iterator[Split]:
-    """Yield the texts of a split that ``index`` numbers, `TEXTS` at a time, because all may not fit into memory."""
-    for start in range(0, len(index), TEXTS):
-        yield prepared.split(split).take(index[start : start + TEXTS])
+    """Yield the texts of a split that ``index`` numbers, `TEXTS_AT_ONCE` at a time: all may not fit into memory."""
+    for start in range(0, len(index), TEXTS_AT_ONCE):
+        yield prepared.split(split).take(index[start : start + TEXTS_AT_ONCE])

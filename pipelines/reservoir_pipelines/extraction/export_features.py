@@ -12,7 +12,7 @@ from reservoir.errors import InputError, as_input_error, nearest, require_path, 
 from reservoir.option_fields import typed
 from reservoir.options import CacheOptions
 from reservoir_pipelines.extraction.extract import Extraction, find_entry
-from reservoir_pipelines.extraction.feature_files import FORMATS, Blocks, Shapes, default_format
+from reservoir_pipelines.extraction.feature_files import FILE_FORMATS, FeatureBlocks, Shapes, default_format
 from reservoir_pipelines.extraction.feature_folder import (
     CARD,
     FeatureFolder,
@@ -63,9 +63,9 @@ def export_features(
     # Check the arguments and describe the folder before anything is written.
     started = time.monotonic()
     storage = storage or default_format()
-    if storage not in FORMATS:
+    if storage not in FILE_FORMATS:
         raise InputError(
-            f"--format {storage}: choose among {', '.join(FORMATS)}{nearest(storage, FORMATS)}"
+            f"--format {storage}: choose among {', '.join(FILE_FORMATS)}{nearest(storage, FILE_FORMATS)}"
         )
     is_empty_folder = to.is_dir() and not any(to.iterdir())
     if to.exists() and not is_empty_folder:
@@ -84,7 +84,7 @@ def export_features(
             for split in description.splits:
                 labels = label_arrays(store[split], grouped=description.grouped)
                 blocks = _blocks(store[split], description.shapes, bar)
-                FORMATS[storage].write(folder, split, labels, description.shapes, blocks)
+                FILE_FORMATS[storage].write(folder, split, labels, description.shapes, blocks)
         description = replace(description, files=_checksums(folder, description))
         description.write(folder)
         (folder / CARD).write_text(card(description), "utf-8")
@@ -171,7 +171,7 @@ def _command(
     return without_folders(typed("export-features", arguments))
 
 
-def _blocks(part: SplitFeatures, shapes: Shapes, bar: Meter) -> Blocks:
+def _blocks(part: SplitFeatures, shapes: Shapes, bar: Meter) -> FeatureBlocks:
     """Yield the rows of each shard, each column in its shape of ``shapes``; ``bar`` counts the written rows."""
     blocks_of_columns = (part.blocks(name) for name in shapes)
     for arrays in zip(*blocks_of_columns, strict=True):  # the same rows of all columns

@@ -29,7 +29,7 @@ from reservoir import devices
 from reservoir.backbones import describe_weights
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.vector_model import SOUND_INPUTS, VectorModel
-from reservoir.batches import Loaded, check_lengths, load
+from reservoir.batches import LoadedBatch, check_lengths, load
 from reservoir.column import Column
 from reservoir.errors import InputError, first_line
 from reservoir.features import Launched, column_masks, launch
@@ -349,7 +349,7 @@ class Extractor:
             )
         return replace(self, layout=replace(self.layout, batch_rows=rows // 2))
 
-    def load(self, split: str, low: int, high: int, batch_rows: int) -> Loaded:
+    def load(self, split: str, low: int, high: int, batch_rows: int) -> LoadedBatch:
         """Return the rows ``low`` to ``high`` (not included) of a split of the entry, in batches for the model."""
         if self.entry_tokens:
             return self.entry_tokens.load(self.model, split, low, high, batch_rows)
@@ -365,14 +365,16 @@ class Extractor:
         """
         layout, store = entry.layout, entry.spec.store
 
-        def read(split: str, low: int, high: int) -> Iterator[tuple[int, Loaded]]:
+        def read(split: str, low: int, high: int) -> Iterator[tuple[int, LoadedBatch]]:
             """Yield the parts of a block, its rows ``low`` to ``high``: the number of the first row, and the rows."""
             for start in range(low, high, layout.offset_rows):
                 end = min(start + layout.offset_rows, high)
                 yield start, self.load(split, start, end, layout.batch_rows)
 
         def compute(
-            numbered_part: tuple[int, Loaded], columns: Sequence[str], count_rows: Callable[[int], None]
+            numbered_part: tuple[int, LoadedBatch],
+            columns: Sequence[str],
+            count_rows: Callable[[int], None],
         ) -> Callable[[], Arrays]:
             """Start the columns of a part without waiting for the device; the returned function waits for the result.
 

@@ -34,7 +34,7 @@ from reservoir_pipelines.output import notify
 Shapes = Mapping[str, tuple[int, ...]]
 """The shape of each array without its first dimension, the rows."""
 
-Blocks = Iterator[Mapping[str, NDArray[np.float32]]]
+FeatureBlocks = Iterator[Mapping[str, NDArray[np.float32]]]
 """Consecutive blocks of rows, each with all columns of these rows."""
 
 FLOAT32 = np.dtype("<f4")  # of all columns; the byte order of the files, on any machine
@@ -76,7 +76,7 @@ class FileFormat:
     """
 
     names: Callable[[str, Mapping[str, Any]], list[str]]
-    write: Callable[[Path, str, Mapping[str, NDArray], Shapes, Blocks], None]
+    write: Callable[[Path, str, Mapping[str, NDArray], Shapes, FeatureBlocks], None]
     open: Callable[[Path, Stored, ExitStack], dict[str, Any]]
     loading: str  # code that reads ``{column}`` of ``{split}`` in other programs
 
@@ -87,7 +87,7 @@ def default_format() -> str:
 
 
 def _write_parquet(
-    folder: Path, split: str, labels: Mapping[str, NDArray], shapes: Shapes, blocks: Blocks
+    folder: Path, split: str, labels: Mapping[str, NDArray], shapes: Shapes, blocks: FeatureBlocks
 ) -> None:
     """Write a table with a row group for each block; arrays with several values per row become lists of fixed size."""
     pyarrow = import_pyarrow(f"{split}.parquet")
@@ -173,7 +173,7 @@ def _open_parquet(folder: Path, stored: Stored, stack: ExitStack) -> dict[str, A
 
 
 def _write_safetensors(
-    folder: Path, split: str, labels: Mapping[str, NDArray], shapes: Shapes, blocks: Blocks
+    folder: Path, split: str, labels: Mapping[str, NDArray], shapes: Shapes, blocks: FeatureBlocks
 ) -> None:
     """Write the arrays of numbers as tensors, block by block, and labels that are texts as JSON in a second file.
 
@@ -235,7 +235,7 @@ def _open_safetensors(folder: Path, stored: Stored, stack: ExitStack) -> dict[st
 
 
 def _write_npy(
-    folder: Path, split: str, labels: Mapping[str, NDArray], shapes: Shapes, blocks: Blocks
+    folder: Path, split: str, labels: Mapping[str, NDArray], shapes: Shapes, blocks: FeatureBlocks
 ) -> None:
     """Write each array as a file of its own, the layer of a column as a folder."""
     rows = len(labels["index"])
@@ -272,7 +272,7 @@ def _npy_name(split: str, name: str) -> str:
     return f"{split}/{name}.npy"
 
 
-FORMATS = {
+FILE_FORMATS = {
     "parquet": FileFormat(
         names=lambda split, shapes: [f"{split}.parquet"],
         write=_write_parquet,

@@ -12,7 +12,7 @@ from reservoir_cache import Entry, Layout, Spec, SplitFeatures, check_column_nam
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.tasks.task import Task
-from reservoir_pipelines.extraction.feature_files import FORMATS, Shapes, Stored
+from reservoir_pipelines.extraction.feature_files import FILE_FORMATS, Shapes, Stored
 from reservoir_pipelines.files import IMPORTED, DamagedError, file_digest, read_checked, write_checked
 from reservoir_pipelines.output import printable
 from reservoir_pipelines.preparation.prepared import split_order
@@ -28,7 +28,7 @@ REMEDY = "export the features again, or copy the folder again"
 class FeatureFolder:
     """The description of a folder of exported features, as `features.json` has it."""
 
-    storage: str  # one of `FORMATS`
+    storage: str  # one of `FILE_FORMATS`
     title: str  # name of the model, the first part of the name of the entry
     spec: Spec  # of the exported entry
     layout: Layout
@@ -72,7 +72,7 @@ class FeatureFolder:
 
     def file_names(self, split: str) -> list[str]:
         """Return the names of the files of a split, below the folder."""
-        return FORMATS[self.storage].names(split, {**self.label_shapes, **self.shapes})
+        return FILE_FORMATS[self.storage].names(split, {**self.label_shapes, **self.shapes})
 
     def write(self, folder: Path) -> None:
         """Write the description of a folder whose files are complete."""
@@ -101,7 +101,7 @@ class FeatureFolder:
         shapes = {**self.label_shapes, **self.shapes}
         for split in self.splits:
             stored = Stored(split, self.spec.rows[split], self.layout.block_rows, shapes)
-            arrays[split] = FORMATS[self.storage].open(folder, stored, stack)
+            arrays[split] = FILE_FORMATS[self.storage].open(folder, stored, stack)
             for name, shape in shapes.items():
                 array = arrays[split].get(name)
                 if array is None or tuple(array.shape) != (stored.rows, *shape):
@@ -143,7 +143,7 @@ def _check(description: FeatureFolder) -> None:
         tokens, width = shape
         if type(tokens) is not int or type(width) is not int or min(shape) < 1:
             raise ValueError(f"column {name} has the shape {shape}")
-    if not description.columns or description.storage not in FORMATS:
+    if not description.columns or description.storage not in FILE_FORMATS:
         raise ValueError("it has no columns, or an unknown format of files")
     if not isinstance(description.title, str) or not isinstance(description.data_digest, str):
         raise ValueError("its title or the digest of its data is not a text")
@@ -198,7 +198,7 @@ def _without_folder(text: object) -> str:
 def card(description: FeatureFolder) -> str:
     """Return the dataset card of a folder, Markdown with front matter in YAML."""
     source = description.source
-    loading_code = FORMATS[description.storage].loading.format(
+    loading_code = FILE_FORMATS[description.storage].loading.format(
         split=description.splits[0], column=next(iter(description.columns))
     )
     commands = [command for command in (source["command"], description.command) if command]

@@ -46,7 +46,7 @@ from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, data_digest, data_spec, draw_rows
 
-Columns = dict[str, dict[str, Any]]  # arrays (rows, ...) by column, and for each column by split
+ColumnArrays = dict[str, dict[str, Any]]  # arrays (rows, ...) by column, and for each column by split
 
 
 class RowRange(NamedTuple):
@@ -76,7 +76,7 @@ UNKNOWN_FORM = Form(
 class Incoming:
     """Features to import. `of_task` or `of_labels` adds the rows that they belong to, in the last three fields."""
 
-    features: Columns
+    features: ColumnArrays
     stamps: Mapping[Path, list[int]]  # state of each file; the import is refused if one changes meanwhile
     form: Form
     layout: Layout | None = None  # division into files; None to choose it by the size of the rows
@@ -201,7 +201,7 @@ def _from_folder(
     stamps = {path: stamp(path) for path in paths if path.is_file()}
     description.verify(folder)
     arrays, splits = description.open(folder, stack), description.splits
-    features: Columns = {
+    features: ColumnArrays = {
         column: {split: arrays[split][column] for split in splits} for column in description.columns
     }
     labels = {
@@ -367,7 +367,7 @@ def _row_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     return (1, shape[1]) if len(shape) == 2 else (shape[1], shape[2])
 
 
-def _arrays_by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Columns:
+def _arrays_by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> ColumnArrays:
     """Return the arrays of a file, named SPLIT or SPLIT/COLUMN, by column and split.
 
     Raise `InputError` if the task of the prepared data has other splits or rows, or labels for every token.
@@ -379,7 +379,7 @@ def _arrays_by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared)
         f"give arrays (rows, width) named {expected_names}, or SPLIT/COLUMN, "
         "with the rows in the order of the task"
     )
-    columns = Columns()
+    columns = ColumnArrays()
     for key, array in arrays.items():
         split, _, column = key.partition("/")
         if split not in prepared.rows:

@@ -23,7 +23,7 @@ from reservoir_pipelines.extraction.entries import compute_blocks
 from reservoir_pipelines.extraction.extractor import Extractor, load_extractor
 from reservoir_pipelines.output import silenced
 from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.workers import REMEDY, UnfitWorker, map_pieces, process_number, this_worker
+from reservoir_pipelines.workers import SAME_MACHINES, UnfitWorker, map_pieces, process_number, this_worker
 
 MAX_TASKS = 512  # most pieces of work that are sent to workers
 PROBE_ROWS = 2  # rows that each worker of a cluster computes first
@@ -153,7 +153,7 @@ def open_share(share: Share) -> Extractor:
     elif share.probe and (column := different_column(share.probe, probe(extractor))):
         problem = f"its features of {column} differ from those where the command was started"
     if problem:
-        raise UnfitWorker(f"{this_worker()}: {problem}; {REMEDY}")
+        raise UnfitWorker(f"{this_worker()}: {problem}; {SAME_MACHINES}")
     _extractors.clear()  # the model of an earlier command would take memory
     _extractors[share.key, extractor.columns] = extractor
     return extractor

@@ -38,10 +38,15 @@ from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import position_means, scaling_from_json
 
-FORMAT = 3  # version of the files of a bundle
+READOUT_FORMAT = 3  # version of the files of a bundle
 READABLE = (2, 3)  # format 2 calls the input digests ``door``
-CARD = "readout.json"  # the JSON file of a bundle
-PLAIN = ("scores", "lengths", "groups", "origin")  # fields of a bundle that are written to JSON as they are
+READOUT_FILE = "readout.json"  # the JSON file of a bundle
+PLAIN_FIELDS = (
+    "scores",
+    "lengths",
+    "groups",
+    "origin",
+)  # fields of a bundle that are written to JSON as they are
 # Most values from the first to the last one of a window, because rows are padded by so many.
 MAX_REACH = 2**24
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
@@ -143,11 +148,11 @@ class Bundle:
     def write(self, folder: Path) -> Path:
         """Write the bundle into a folder that the caller has locked; return the path of its JSON file."""
         card: dict[str, Any] = {
-            "format": FORMAT,
+            "format": READOUT_FORMAT,
             "task": self.task.to_dict(),
             "parts": [part.to_dict() for part in self.parts],
             "files": {},
-            **{name: getattr(self, name) for name in PLAIN},
+            **{name: getattr(self, name) for name in PLAIN_FIELDS},
         }
         description, files = self._encoded()
         card |= description
@@ -158,12 +163,12 @@ class Bundle:
             name = f"readout-{digest[:16]}.{suffix}"
             replace_file(folder / name, partial(Path.write_bytes, data=data))
             card["files"][name] = digest
-        write_checked(folder / CARD, card)
+        write_checked(folder / READOUT_FILE, card)
         for path in folder.glob("readout-*"):
             has_weights = path.suffix[1:] in (WEIGHTS, ESTIMATOR)
             if has_weights and path.name not in card["files"]:
                 path.unlink(missing_ok=True)
-        return folder / CARD
+        return folder / READOUT_FILE
 
     def _encoded(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Return the JSON values of the readout, and the contents of the files of weights, by their suffix.
@@ -210,7 +215,7 @@ class Bundle:
         from safetensors.numpy import load
 
         folder = path if path.is_dir() else path.parent
-        if not path.exists() or not (folder / CARD).exists():
+        if not path.exists() or not (folder / READOUT_FILE).exists():
             problem = "neither a readout nor a run" if path.exists() else "no such file or folder"
             raise InputError(f"{path}: {problem}", "name a folder that fit or train wrote")
         with as_input_error(f"readout {folder}: not readable", "fit it again"):
@@ -240,7 +245,7 @@ class Bundle:
                 readout=readout,
                 held_out=_held_out_scores(arrays, task),
                 position_means=checked_means(arrays.get("position_means"), task),
-                **{name: card[name] for name in PLAIN if name in card},
+                **{name: card[name] for name in PLAIN_FIELDS if name in card},
             )
 
 
@@ -433,7 +438,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """
     # Read again if another process replaces the bundle meanwhile.
     while True:
-        card = read_checked(folder / CARD)
+        card = read_checked(folder / READOUT_FILE)
         if card["format"] not in READABLE:
             raise InputError(
                 f"readout {folder}: format {card['format']} needs another version of reservoir",
@@ -443,7 +448,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             files = {name: read_regular(folder / Path(name).name) for name in card["files"]}
         except FileNotFoundError:
             # If the card has changed, another process has just replaced the bundle: read the new one.
-            if read_checked(folder / CARD) == card:
+            if read_checked(folder / READOUT_FILE) == card:
                 raise
             continue
         for name, data in files.items():

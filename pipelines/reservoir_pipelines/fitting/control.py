@@ -20,7 +20,7 @@ from reservoir.readouts.evaluation import evaluate_labels
 from reservoir.readouts.linear import Readout, has_labels
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.fitting.fitter import Choice
-from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, KnownSplit, Labelling, TestSplit
+from reservoir_pipelines.fitting.source import KNOWN_SPLITS, EntrySamples, KnownSplit, Labelling, TestSplit
 
 DRAWS = 5  # random labellings, over whose scores the mean is taken
 S = TypeVar("S", bound=str)  # the names of the splits that samples are of
@@ -92,23 +92,23 @@ def fit_control(choice: Choice, readout: Readout, task: Task) -> Control:
     """
     source = choice.source
     assert isinstance(source, EntrySamples), "a control task needs the rows of an entry"
-    labels = {split: source.labels(split) for split in KNOWN}
+    labels = {split: source.labels(split) for split in KNOWN_SPLITS}
     symbol_labels = None
     # The labels of each draw, (n, outputs), by split.
     labels_of_draws: dict[KnownSplit, Sequence[np.ndarray]] = {}
     samples_are_symbols = task.labels_each_token and isinstance(task.form, Tokens)
     if samples_are_symbols or task.labels_text_tokens:
-        symbols = {split: symbols_of_samples(source, split) for split in KNOWN}
+        symbols = {split: symbols_of_samples(source, split) for split in KNOWN_SPLITS}
         symbol_labels = SymbolLabels.draw(np.concatenate([*symbols.values()]), labels["train"])
-        labels_of_draws = {split: [*symbol_labels.of(symbols[split])] for split in KNOWN}
+        labels_of_draws = {split: [*symbol_labels.of(symbols[split])] for split in KNOWN_SPLITS}
     else:
         # Each split is permuted by itself, so each keeps its shares of classes, whether a readout is fitted to train
         # alone or to both.
-        for split in KNOWN:
+        for split in KNOWN_SPLITS:
             generators = map(np.random.default_rng, range(DRAWS))
             labels_of_draws[split] = [generator.permutation(labels[split]) for generator in generators]
     labellings: list[Labelling] = [
-        {split: labels_of_draws[split][draw] for split in KNOWN} for draw in range(DRAWS)
+        {split: labels_of_draws[split][draw] for split in KNOWN_SPLITS} for draw in range(DRAWS)
     ]
     readouts = choice.fitter.refit_labels(source, readout, choice.fit.result.alpha, labellings)
     return Control(tuple(readouts), symbol_labels)

@@ -22,13 +22,13 @@ from reservoir_pipelines.fitting.fitter import Choice, Fitter
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
 from reservoir_pipelines.fitting.kernel_fitter import CHOICE_ROWS, ROWS_IN_MEMORY, KernelFitter
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
-from reservoir_pipelines.fitting.source import KNOWN, Source
+from reservoir_pipelines.fitting.source import KNOWN_SPLITS, KnownSource
 from reservoir_pipelines.output import Meter, count_text, meter, notify, size_text, time_text
 
 # Multiplications per second of one core: 1.0 to 1.9e10 on a server of 2023, for fits of 400 to 40,000 rows.
 SPEED = 1e10
 COLUMN_WORK = 1e9  # multiplications that take as long as the Python calls and files of a column: 0.1 s
-BLOCK_ROWS = 1024  # rows that are scored at once, which decides the memory of their scores
+SCORED_ROWS = 1024  # rows that are scored at once, which decides the memory of their scores
 SMALL_SECONDS, SMALL_BYTES = 30, 2**30  # an estimate is only printed if the cost reaches one of these
 UNIT = 1e9  # multiplications that progress counts as one
 
@@ -134,7 +134,7 @@ class RidgeSize:
         waiting_solutions = systems * 1.5 * solutions
         # Three arrays of a block in float32: the scores, their distances from the coded labels, and the squares of
         # these.
-        scores = 3 * 4 * min(n, BLOCK_ROWS) * scores_per_sample
+        scores = 3 * 4 * min(n, SCORED_ROWS) * scores_per_sample
         return moments + waiting_solutions + scores
 
 
@@ -201,11 +201,11 @@ class KernelSize:
 FitSize = RidgeSize | KernelSize
 
 
-def size_of(source: Source, fitter: Fitter) -> FitSize:
+def size_of(source: KnownSource, fitter: Fitter) -> FitSize:
     """Return the sizes that decide the cost of a fit; for logistic regression and estimators, those of ridge."""
     if not isinstance(fitter, KernelFitter):
         return ridge_size(source, fitter)
-    train, valid = (len(source.labels(split)) for split in KNOWN)
+    train, valid = (len(source.labels(split)) for split in KNOWN_SPLITS)
     return KernelSize(
         samples=min(train, fitter.rows),
         refitted=min(train + valid, fitter.rows) if fitter.refits else 0,
@@ -216,9 +216,9 @@ def size_of(source: Source, fitter: Fitter) -> FitSize:
     )
 
 
-def ridge_size(source: Source, fitter: Fitter) -> RidgeSize:
+def ridge_size(source: KnownSource, fitter: Fitter) -> RidgeSize:
     """Return the sizes that decide the cost of a ridge readout with the folds and the settings of a fitter."""
-    samples = {split: len(source.labels(split)) for split in KNOWN}
+    samples = {split: len(source.labels(split)) for split in KNOWN_SPLITS}
     fitted_samples = sum(samples.values()) if fitter.folds else samples["train"]
     return RidgeSize(
         samples=fitted_samples,
@@ -234,7 +234,7 @@ def ridge_size(source: Source, fitter: Fitter) -> RidgeSize:
     )
 
 
-def _columns_of_targets(source: Source, fitter: Fitter) -> int:
+def _columns_of_targets(source: KnownSource, fitter: Fitter) -> int:
     """Return the number of columns of the coded labels: one for each class, a single one for two classes or values."""
     return source.labels("train").shape[1] * (fitter.classes if fitter.classes > 2 else 1)
 
@@ -266,7 +266,7 @@ def announce(known: Known, candidates: Candidates) -> None:
         sizes.append(ridge_size(known.source((RAW,)), fitter))
     estimate = cost_line(sizes)
     # Folds hold out rows of train and valid.
-    rows = sum(known.rows[split] for split in (KNOWN if fitter.folds else ("train",)))
+    rows = sum(known.rows[split] for split in (KNOWN_SPLITS if fitter.folds else ("train",)))
     first_line = f"fit {known.task.name}: {_in_words(candidates, rows)}"
     if any(isinstance(size, RidgeSize) and size.tries_few_penalties for size in sizes):
         first_line += (

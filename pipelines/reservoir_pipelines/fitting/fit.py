@@ -25,7 +25,7 @@ from reservoir_pipelines.data.labels import require_labels
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.baselines import fit_baselines
-from reservoir_pipelines.fitting.bundle import CARD
+from reservoir_pipelines.fitting.bundle import READOUT_FILE
 from reservoir_pipelines.fitting.candidates import (
     candidates_of_fit,
     curve_notes,
@@ -126,7 +126,7 @@ def fit_and_score(
         readout=finals.saved.readout,
         results=folder / RESULTS,
         plot=folder / "sweep.png",
-        saved=folder / CARD,
+        saved=folder / READOUT_FILE,
         predictions=folder / PREDICTIONS,
         seconds=round(time.monotonic() - started, 3),
     )

@@ -20,7 +20,7 @@ from reservoir_pipelines.extraction.entries import cache_of
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.source import (
-    KNOWN,
+    KNOWN_SPLITS,
     ColumnSource,
     EntrySource,
     EntryView,
@@ -88,7 +88,9 @@ class FitData:
     @property
     def known(self) -> "Known":
         """What may choose a readout: the columns of train and valid, without the test rows."""
-        views: tuple[EntryView[KnownSplit], ...] = tuple(EntryView(store, KNOWN) for store in self.stores)
+        views: tuple[EntryView[KnownSplit], ...] = tuple(
+            EntryView(store, KNOWN_SPLITS) for store in self.stores
+        )
         return Known(views, self.task, tuple(self.columns()))
 
 
@@ -201,7 +203,7 @@ class Known:
     @property
     def rows(self) -> dict[str, int]:
         """The number of all rows of each split, whether they are to be read or not."""
-        return {split: self.view[split].rows for split in KNOWN}
+        return {split: self.view[split].rows for split in KNOWN_SPLITS}
 
     @property
     def groups(self) -> np.ndarray | None:

@@ -16,11 +16,11 @@ from reservoir.readouts.penalties import extended_alphas, fixed_penalty
 from reservoir.readouts.sweep import Sweep
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.source import (
-    KNOWN,
+    KNOWN_SPLITS,
+    KnownSource,
     KnownSplit,
     Labelling,
     Relabelled,
-    Source,
     held_out_units,
 )
 
@@ -132,17 +132,17 @@ class Fitter(ABC):
         """The number of settings that are tried."""
 
     @abstractmethod
-    def fit(self, source: Source) -> ColumnFit:
+    def fit(self, source: KnownSource) -> ColumnFit:
         """Fit every setting to a source and choose one."""
 
-    def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+    def refit(self, source: KnownSource, chosen: Readout, alpha: float | None) -> Readout:
         """Return the final readout: the chosen one, fitted to all rows that may be used; ``alpha`` is its penalty.
 
         A kind of readout that is not fitted again returns the chosen one, as it does here.
         """
         return chosen
 
-    def fitted_without_valid(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+    def fitted_without_valid(self, source: KnownSource, chosen: Readout, alpha: float | None) -> Readout:
         """Return a readout of the chosen setting that was not fitted to valid; ``alpha`` is its penalty.
 
         A readout that valid has chosen was fitted to train alone, so it is returned as it is.
@@ -150,15 +150,15 @@ class Fitter(ABC):
         return chosen
 
     def refit_labels(
-        self, source: Source, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
+        self, source: KnownSource, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
     ) -> list[Readout]:
         """Return a readout of the chosen setting for each of several labellings, fitted as the final readout is."""
         raise NotImplementedError(f"{self.kind} readouts are not fitted to other labels")
 
-    def units(self, source: Source) -> np.ndarray:
+    def units(self, source: KnownSource) -> np.ndarray:
         """Return the unit, row or group, of each sample in `ColumnFit.sample_scores`, (n,); see `held_out_units`."""
         # Folds hold out all samples of train and valid; without folds, those of valid are held out.
-        return held_out_units(source, KNOWN if self.folds else ("valid",))
+        return held_out_units(source, KNOWN_SPLITS if self.folds else ("valid",))
 
     @abstractmethod
     def without_wider_grid(self) -> "Fitter":
@@ -172,13 +172,13 @@ class Fitter(ABC):
     def with_setting_of(self, fit: ColumnFit) -> "Fitter":
         """Return a fitter that tries only the setting that a fit of this fitter has chosen."""
 
-    def learning_curve(self, source: Source, sizes: Sequence[int]) -> list[CurveReadout]:
+    def learning_curve(self, source: KnownSource, sizes: Sequence[int]) -> list[CurveReadout]:
         """Return readouts fitted to each of the ``sizes``, which are numbers of training rows."""
         raise NotImplementedError(f"{self.kind} readouts have no learning curve")
 
 
 def targets_of(
-    source: Source, classes: int, *, balanced: bool = False, splits: Sequence[KnownSplit] = ("train",)
+    source: KnownSource, classes: int, *, balanced: bool = False, splits: Sequence[KnownSplit] = ("train",)
 ) -> Targets:
     """Return the coding of a source's labels; if ``balanced``, with class weights from the counts in the ``splits``."""
     labels = np.concatenate([source.labels(split) for split in splits])
@@ -189,20 +189,20 @@ def targets_of(
     return Targets(outputs, classes, balanced_weights(counts))
 
 
-def all_blocks(source: Source) -> Iterator[Block]:
+def all_blocks(source: KnownSource) -> Iterator[Block]:
     """Yield the samples of train, then of valid."""
-    return chain.from_iterable(map(source.blocks, KNOWN))
+    return chain.from_iterable(map(source.blocks, KNOWN_SPLITS))
 
 
 class Choice(NamedTuple):
     """A chosen readout: the best setting of a fit, its source, and the fitter that fitted it."""
 
     fit: ColumnFit
-    source: Source
+    source: KnownSource
     fitter: Fitter
 
 
-def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
+def fit_source(fitter: Fitter, source: KnownSource) -> ColumnFit:
     """Return the fit of a source, with a function for the scores of its held-out samples."""
     fit = fitter.fit(source)
     has_sample_scores = fit.sample_scores is not None  # from cross-validation
@@ -211,7 +211,7 @@ def fit_source(fitter: Fitter, source: Source) -> ColumnFit:
     return replace(fit, sample_scores=partial(_valid_sample_scores, fit, source))
 
 
-def _valid_sample_scores(fit: ColumnFit, source: Source) -> np.ndarray:
+def _valid_sample_scores(fit: ColumnFit, source: KnownSource) -> np.ndarray:
     """Return what each sample of valid adds to the score of the best setting of a fit, (n,)."""
     readout = fit.readout
     scores: list[np.ndarray] = []  # of each block
@@ -239,14 +239,14 @@ class PenaltyFitter(Fitter):
         """The number of penalties."""
         return len(self.alphas)
 
-    def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+    def refit(self, source: KnownSource, chosen: Readout, alpha: float | None) -> Readout:
         """Return a readout that was chosen on valid, fitted again to train and valid if the fitter ``refits``."""
         if not self.refits:
             return chosen
         assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
         return self._fit_all(source, chosen, penalty_of(alpha))
 
-    def fitted_without_valid(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+    def fitted_without_valid(self, source: KnownSource, chosen: Readout, alpha: float | None) -> Readout:
         """Return the chosen readout; one that cross-validation chose is fitted again, to train alone."""
         valid_has_chosen = not self.folds  # the readout, which was then fitted to train alone
         if valid_has_chosen:
@@ -257,10 +257,10 @@ class PenaltyFitter(Fitter):
     @property
     def fitted_splits(self) -> Sequence[KnownSplit]:
         """The splits to which the final readout is fitted."""
-        return KNOWN if self.folds or self.refits else ("train",)
+        return KNOWN_SPLITS if self.folds or self.refits else ("train",)
 
     def refit_labels(
-        self, source: Source, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
+        self, source: KnownSource, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
     ) -> list[Readout]:
         """Return a readout of the chosen penalty for each of several labellings, fitted as the final readout is."""
         assert isinstance(chosen, LinearReadout), "readouts with a penalty are linear"
@@ -268,11 +268,11 @@ class PenaltyFitter(Fitter):
         return [fit(Relabelled(source, labels), chosen, penalty_of(alpha)) for labels in labellings]
 
     @abstractmethod
-    def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+    def _fit_all(self, source: KnownSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return the readout of a penalty, fitted to train and valid, with targets and temperature of ``chosen``."""
 
     @abstractmethod
-    def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+    def _fit_train(self, source: KnownSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return the readout of a penalty, fitted to train alone, with targets and temperature of ``chosen``."""
 
     def without_wider_grid(self) -> Self:
@@ -287,7 +287,7 @@ class PenaltyFitter(Fitter):
         """Return a fitter that tries only the penalty of a fit."""
         return replace(self, alphas=np.array([fit.result.alpha]), widens=False)
 
-    def best_of(self, source: Source, sweep_of: Callable[[np.ndarray], Sweep]) -> ColumnFit:
+    def best_of(self, source: KnownSource, sweep_of: Callable[[np.ndarray], Sweep]) -> ColumnFit:
         """Return the fit of all penalties to a source; ``sweep_of`` fits and scores a grid of penalties.
 
         If the fitter ``widens``, and an end of the grid is better than all other penalties, a wider grid is tried once.

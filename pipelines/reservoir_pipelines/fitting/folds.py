@@ -12,7 +12,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.linear import Block, FoldBlock, RereadableBlocks, Targets
 from reservoir.readouts.prequential import CodeLength, portion_ends, prequential_code
 from reservoir.readouts.time_sweep import TimeFold
-from reservoir_pipelines.fitting.source import KNOWN, Source, groups_of_splits, held_out_units
+from reservoir_pipelines.fitting.source import KNOWN_SPLITS, KnownSource, groups_of_splits, held_out_units
 
 
 def can_choose(labels: np.ndarray, units: np.ndarray) -> bool:
@@ -30,27 +30,27 @@ def can_choose(labels: np.ndarray, units: np.ndarray) -> bool:
     return len(classes_of_several_units) > 1 and bool(are_majority)
 
 
-def folds_can_choose(source: Source, classes: int) -> bool:
+def folds_can_choose(source: KnownSource, classes: int) -> bool:
     """Return whether folds can choose among readouts of a source's samples (see `can_choose`); ``classes`` 0: values.
 
     Labels that are values have no classes, so folds can choose. If a sample has several labels, they are not checked.
     """
-    labels = np.concatenate([source.labels(split) for split in KNOWN])
+    labels = np.concatenate([source.labels(split) for split in KNOWN_SPLITS])
     has_several_labels = labels.shape[1] > 1
     if not classes or has_several_labels:
         return True
-    return can_choose(labels[:, 0], held_out_units(source, KNOWN))
+    return can_choose(labels[:, 0], held_out_units(source, KNOWN_SPLITS))
 
 
-def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
+def assign_folds(source: KnownSource, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
     """Return the fold of each sample in train, then valid, (n, repeats); samples of a row or group share a fold.
 
     Each of the ``repeats`` is another draw. A source that comes with folds keeps these.
     """
     if source.fold_of_sample is not None:
         return source.fold_of_sample
-    counts = np.concatenate([source.counts(split) for split in KNOWN])
-    labels = np.concatenate([source.labels(split) for split in KNOWN])
+    counts = np.concatenate([source.counts(split) for split in KNOWN_SPLITS])
+    labels = np.concatenate([source.labels(split) for split in KNOWN_SPLITS])
     groups = groups_of_splits(source)
     # Rows are assigned, and each sample has the fold of its row. Groups are numbered, so that their names
     # may be of any type.
@@ -86,7 +86,7 @@ def _as_bytes(numbers: np.ndarray | None) -> bytes | None:
     return None if numbers is None else numbers.astype(np.int64).tobytes()
 
 
-def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[FoldBlock]:
+def fold_blocks(source: KnownSource, folds: np.ndarray) -> Iterator[FoldBlock]:
     """Yield blocks of all samples of train, then of valid, each with the folds of its samples, (m, repeats).
 
     ``folds`` (n, repeats) are those of all samples (see `assign_folds`). If samples have weights, a block has those of
@@ -94,13 +94,13 @@ def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[FoldBlock]:
     """
     # Of the two ways to read the samples of a source, `blocks` and `blocks_for_products`, this is the one for matrix
     # products: if a device computes them, features may stay encoded as they are stored, and the device decodes them.
-    blocks = itertools.chain.from_iterable(map(source.blocks_for_products, KNOWN))
+    blocks = itertools.chain.from_iterable(map(source.blocks_for_products, KNOWN_SPLITS))
     if source.sample_weights is None:
         return _with_parts(blocks, folds)
     return _with_parts(blocks, folds, source.sample_weights)
 
 
-def curve_blocks(source: Source, sizes: np.ndarray, classes: int, draw: int) -> Iterator[FoldBlock]:
+def curve_blocks(source: KnownSource, sizes: np.ndarray, classes: int, draw: int) -> Iterator[FoldBlock]:
     """Yield blocks of the training samples of a learning curve, with the index of the size that adds each sample, (m,).
 
     Point k of the curve has the first ``sizes[k]`` rows of a random order, which differs from ``draw`` to draw; the
@@ -116,7 +116,7 @@ def curve_blocks(source: Source, sizes: np.ndarray, classes: int, draw: int) -> 
             yield x[is_used], y[is_used], indices[is_used]
 
 
-def ranked_blocks(source: Source, first_ranks: np.ndarray) -> Iterator[FoldBlock]:
+def ranked_blocks(source: KnownSource, first_ranks: np.ndarray) -> Iterator[FoldBlock]:
     """Yield blocks of training samples with the rank of each sample in another order, (m,).
 
     The samples of a row follow each other in that order, too; ``first_ranks`` (rows,) has the rank of each row's first
@@ -129,7 +129,7 @@ def ranked_blocks(source: Source, first_ranks: np.ndarray) -> Iterator[FoldBlock
     yield from _with_parts(source.blocks("train"), ranks)
 
 
-def code_length(source: Source, classes: int) -> CodeLength:
+def code_length(source: KnownSource, classes: int) -> CodeLength:
     """Return the length of a prequential code of a source's training labels, sent row by row in a random order.
 
     The labels are sent in portions. Those of a group are in one portion, because a readout that was fitted to some rows
@@ -159,7 +159,7 @@ def code_length(source: Source, classes: int) -> CodeLength:
     return prequential_code(blocks, ends, targets, source.feature_weights)
 
 
-def _row_classes(source: Source, labels: np.ndarray, classes: int) -> np.ndarray | None:
+def _row_classes(source: KnownSource, labels: np.ndarray, classes: int) -> np.ndarray | None:
     """Return the class of each row, (rows,), from the labels of a source's samples (n, outputs).
 
     None if rows have several labels, or values instead of classes (``classes`` 0).

@@ -16,11 +16,11 @@ from reservoir_pipelines.fitting.folds import time_folds
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.ridge_fitter import RidgeFitter
 from reservoir_pipelines.fitting.source import (
-    KNOWN,
+    KNOWN_SPLITS,
     JoinedSource,
+    KnownSource,
     KnownSplit,
     RawSource,
-    Source,
     in_memory_if_small,
 )
 from reservoir_pipelines.fitting.statistics import KNOWN_PAST, Statistic
@@ -31,7 +31,7 @@ CHANGES = "ridge of changes"  # the readout of the changes from the last value
 # On the training parts of 60 generated and 6 economic, weather and solar forecasts, with later windows to judge, a
 # choice among the three had errors of 0.978 times those of ridge by leave-one-out, at worst 1.03 times; a choice among
 # the first two 0.984 and 1.07 times.
-MEAN = "mean of both ridges"
+MEAN_OF_RIDGES = "mean of both ridges"
 LAST_VALUE = "the last value"
 # The readout that adds to the forecasts of the raw past a share of what the hidden state changes in them. A forecast
 # between those of two models can have smaller errors than either, if they err differently.
@@ -66,7 +66,7 @@ class ForecastFitter(RidgeFitter):
 
     gap: int  # number of windows before a held-out window whose labels overlap with its own: none is fitted
 
-    def fit(self, source: Source) -> ColumnFit:
+    def fit(self, source: KnownSource) -> ColumnFit:
         """Return the fit of the best of several readouts, with the results of all.
 
         They are ridge of the labels and, if the raw past is a feature, ridge of their changes from the last value and
@@ -83,7 +83,7 @@ class ForecastFitter(RidgeFitter):
         results = tuple(result for fit in fits for result in fit.results)
         return replace(best, results=results, best=results.index(best.result))
 
-    def _fit_values_and_changes(self, source: Source) -> list[ColumnFit]:
+    def _fit_values_and_changes(self, source: KnownSource) -> list[ColumnFit]:
         """Return the fit of the labels, that of their changes if the last value is a feature, and the mean of both."""
         blocks = in_memory_if_small(RereadableBlocks(all_blocks, (source,)))
         fits = [self._fit_labels(source, blocks, None)]
@@ -93,7 +93,7 @@ class ForecastFitter(RidgeFitter):
         return fits
 
     def _fit_labels(
-        self, source: Source, blocks: Iterable[Block], last_value: LastValue | None
+        self, source: KnownSource, blocks: Iterable[Block], last_value: LastValue | None
     ) -> ColumnFit:
         """Return the fit of the best penalty to the labels, or to their changes from ``last_value`` if it is given."""
         targets, folds = self.targets(source), self._folds(source)
@@ -114,7 +114,7 @@ class ForecastFitter(RidgeFitter):
             return fit
         return replace(fit, results=tuple(replace(result, readout=CHANGES) for result in fit.results))
 
-    def _mean_of(self, source: Source, first: ColumnFit, second: ColumnFit) -> ColumnFit:
+    def _mean_of(self, source: KnownSource, first: ColumnFit, second: ColumnFit) -> ColumnFit:
         """Return the fit whose forecasts are the means of those of two fits to a source."""
         assert first.held_out and second.held_out, "folds in time hold out samples"
         # Both fits have the same held-out windows, so their scores (n, T) can be averaged one by one.
@@ -131,10 +131,12 @@ class ForecastFitter(RidgeFitter):
             return replace(readout, coef=mean_coef, intercept=mean_intercept)
 
         return _fit_without_penalty(
-            source.columns, MEAN, self.targets(source), solve, (mean_scores, labels)
+            source.columns, MEAN_OF_RIDGES, self.targets(source), solve, (mean_scores, labels)
         )
 
-    def _weighted(self, source: Source, fit: ColumnFit, fit_of_raw: ColumnFit, raw: RawPart) -> ColumnFit:
+    def _weighted(
+        self, source: KnownSource, fit: ColumnFit, fit_of_raw: ColumnFit, raw: RawPart
+    ) -> ColumnFit:
         """Return the fit whose forecasts lie between those of the raw past alone and those of a fit to a source.
 
         ``fit_of_raw`` is the fit of the raw past alone, which ``raw`` finds among the columns of the source.
@@ -164,7 +166,7 @@ class ForecastFitter(RidgeFitter):
         combines_readouts = fit.result.alpha is None  # as the mean and the weighted readout do
         return self if combines_readouts else super().with_setting_of(fit)
 
-    def units(self, source: Source) -> np.ndarray:
+    def units(self, source: KnownSource) -> np.ndarray:
         """Return the unit of each held-out window, (n,): windows whose labels overlap are not independent."""
         return np.arange(self._held_out_count(source)) // (self.gap + 1)
 
@@ -180,24 +182,24 @@ class ForecastFitter(RidgeFitter):
         is_won = [difference.mean() > 0 for difference in differences]
         return bool(np.mean(differences) > 0 and np.mean(is_won) >= FOLDS_WON)
 
-    def held_out(self, source: Source, readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:
+    def held_out(self, source: KnownSource, readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:
         """Return the scores (n, T) that a fixed readout gives the windows that folds hold out, and their labels.
 
         A fixed readout, such as a repetition of the last value, is fitted to nothing, so it is the same in all folds.
         """
         scores = np.concatenate([readout.scores(x) for x, _ in all_blocks(source)])
-        labels = np.concatenate([source.labels(split) for split in KNOWN])
+        labels = np.concatenate([source.labels(split) for split in KNOWN_SPLITS])
         # The folds follow each other up to the newest window, so the held-out windows are the last ones.
         held_out_count = self._held_out_count(source)
         return scores[-held_out_count:], labels[-held_out_count:]
 
-    def _held_out_count(self, source: Source) -> int:
+    def _held_out_count(self, source: KnownSource) -> int:
         """Return the number of windows that are held out in any fold."""
         return sum(len(fold.held_out) for fold in self._folds(source))
 
-    def _folds(self, source: Source) -> list[TimeFold]:
+    def _folds(self, source: KnownSource) -> list[TimeFold]:
         """Return the folds of train and valid in time; with ``folds`` 0 one, whose held-out windows are valid."""
-        train, valid = (len(source.labels(split)) for split in KNOWN)
+        train, valid = (len(source.labels(split)) for split in KNOWN_SPLITS)
         if self.folds:
             return time_folds(train + valid, self.folds, self.gap)
         fitted = max(1, train - self.gap)  # a readout needs at least one window
@@ -226,7 +228,7 @@ def mixture_weight(others: np.ndarray, scores: np.ndarray, labels: np.ndarray, f
     return float(np.mean(weights))
 
 
-def last_value_of(source: Source) -> LastValue | None:
+def last_value_of(source: KnownSource) -> LastValue | None:
     """Return the feature that holds the last value before the forecast.
 
     None if the raw past is not among the columns, or if its features are not its values one by one.
@@ -235,7 +237,7 @@ def last_value_of(source: Source) -> LastValue | None:
     return _value_before(raw.source, 1, raw.features.start) if raw else None
 
 
-def raw_part_of(source: Source) -> RawPart | None:
+def raw_part_of(source: KnownSource) -> RawPart | None:
     """Return the raw past among the columns of a source; None if it is not one of them."""
     first_feature = 0  # of the next column
     for part in source.parts if isinstance(source, JoinedSource) else (source,):

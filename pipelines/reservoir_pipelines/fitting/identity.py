@@ -20,12 +20,19 @@ from reservoir_pipelines.fitting.fit_data import Known
 from reservoir_pipelines.fitting.fitter import Choice, ColumnFit, Fitter, targets_of
 from reservoir_pipelines.fitting.folds import assign_folds
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, EntryView, KnownSplit, Labelling, Source
+from reservoir_pipelines.fitting.source import (
+    KNOWN_SPLITS,
+    EntrySamples,
+    EntryView,
+    KnownSource,
+    KnownSplit,
+    Labelling,
+)
 
 SMOOTHINGS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Numbers of occurrences with the mean of all words that are added to those of each word."""
 
-TEXTS = 256  # texts that are read at a time
+TEXTS_READ = 256  # texts that are read at a time
 WORD, TOKEN = Baseline("the word alone"), Baseline("the token alone")
 
 S = TypeVar("S", bound=str)  # the names of the splits that a view reads
@@ -46,7 +53,7 @@ class IdentitySource(EntrySamples[S]):
         baseline = WORD if known.task.labels_words else TOKEN
         # Words or tokens are numbered in the order in which they first occur.
         numbers: dict[Hashable, int] = {}
-        for split in KNOWN:
+        for split in KNOWN_SPLITS:
             for word_or_token in _words_or_tokens(known.view, split, baseline):
                 numbers.setdefault(word_or_token, len(numbers))
         return IdentitySource(known.view, baseline, numbers)
@@ -86,8 +93,8 @@ def _words_or_tokens(view: EntryView[Any], split: str, baseline: Baseline) -> Se
     # index in ``texts``.
     text_numbers, text_of_row = np.unique(rows.index, return_inverse=True)
     texts: list[str] = []
-    for start in range(0, len(text_numbers), TEXTS):
-        block = view.raw(split).take(text_numbers[start : start + TEXTS])
+    for start in range(0, len(text_numbers), TEXTS_READ):
+        block = view.raw(split).take(text_numbers[start : start + TEXTS_READ])
         texts += texts_of(block.x, block.lengths)
     # Each word is a span of characters in its text.
     words: list[str] = []
@@ -149,13 +156,13 @@ class IdentityFitter(Fitter):
     @property
     def fitted_splits(self) -> Sequence[KnownSplit]:
         """The splits to which the final means are fitted."""
-        return KNOWN if self.folds or self.refits else ("train",)
+        return KNOWN_SPLITS if self.folds or self.refits else ("train",)
 
-    def fit(self, source: Source) -> ColumnFit:
+    def fit(self, source: KnownSource) -> ColumnFit:
         """Try each smoothing on valid, or by cross-validation over train and valid."""
         # Class weights count all rows to which the final means are fitted.
         targets = targets_of(source, self.classes, balanced=self.balanced, splits=self.fitted_splits)
-        x, y = _samples(source, KNOWN)
+        x, y = _samples(source, KNOWN_SPLITS)
         folds = self._masks_of_folds(source, len(y))
         held_out = np.concatenate([np.flatnonzero(is_held_out) for _, is_held_out in folds])  # fold by fold
         results: list[Result] = []
@@ -192,7 +199,7 @@ class IdentityFitter(Fitter):
             held_out=(lambda: (best_scores, y)) if self.folds else None,
         )
 
-    def _masks_of_folds(self, source: Source, samples: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _masks_of_folds(self, source: KnownSource, samples: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return for each fold which of the ``samples`` in train, then valid, are fitted and which held out, (n,) each.
 
         Without folds, train is fitted and valid is held out.
@@ -203,13 +210,13 @@ class IdentityFitter(Fitter):
         is_valid = np.arange(samples) >= len(source.labels("train"))
         return [(~is_valid, is_valid)]
 
-    def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+    def refit(self, source: KnownSource, chosen: Readout, alpha: float | None) -> Readout:
         """Return the means over all rows that may be used; ``alpha`` is the chosen smoothing."""
         assert alpha is not None, "every result of `fit` has a smoothing"
         return self._fitted(source, chosen.targets, alpha, self.fitted_splits)
 
     def refit_labels(
-        self, source: Source, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
+        self, source: KnownSource, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
     ) -> list[Readout]:
         """Return the means of other labels, for each labelling; ``alpha`` is the chosen smoothing."""
         assert alpha is not None, "every result of `fit` has a smoothing"
@@ -231,7 +238,7 @@ class IdentityFitter(Fitter):
         return self
 
     def _fitted(
-        self, source: Source, targets: Targets, smoothing: float, splits: Sequence[KnownSplit]
+        self, source: KnownSource, targets: Targets, smoothing: float, splits: Sequence[KnownSplit]
     ) -> IdentityReadout:
         """Return the means over some splits."""
         x, y = _samples(source, splits)
@@ -255,7 +262,7 @@ def fit_identity(known: Known, fitter: Fitter) -> Choice | None:
     return Choice(identity_fitter.fit(source), source, identity_fitter)
 
 
-def _samples(source: Source, splits: Sequence[KnownSplit]) -> tuple[np.ndarray, np.ndarray]:
+def _samples(source: KnownSource, splits: Sequence[KnownSplit]) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers (n, 1) and the labels (n, outputs) of some splits, one after the other."""
     blocks = [block for split in splits for block in source.blocks(split)]
     return np.concatenate([x for x, _ in blocks]), np.concatenate([y for _, y in blocks])

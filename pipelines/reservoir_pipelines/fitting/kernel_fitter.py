@@ -15,7 +15,7 @@ from reservoir.column import names_of
 from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
 from reservoir.readouts.kernel_ridge import (
-    MAX_ROWS,
+    MAX_FACTOR_ROWS,
     KernelReadout,
     Panels,
     PanelsInMemory,
@@ -28,7 +28,7 @@ from reservoir.readouts.products import arithmetic
 from reservoir.readouts.tridiagonal import solve_penalties
 from reservoir_pipelines.fitting.fitter import ColumnFit, Fitter, targets_of
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.source import KNOWN, EntrySamples, KnownSplit, Source
+from reservoir_pipelines.fitting.source import KNOWN_SPLITS, EntrySamples, KnownSource, KnownSplit
 from reservoir_pipelines.output import notify
 
 # Most training rows that choose the penalty. A factor of all rows of CIFAR-10 would take an estimated quarter of an
@@ -74,7 +74,7 @@ class KernelFitter(Fitter):
 
     kind = "arccos"  # also the name of the kernel
     alphas: np.ndarray  # the penalties (A,), relative to the mean kernel of a row with itself
-    rows: int = MAX_ROWS  # most rows that are fitted; of more, this number is drawn at random
+    rows: int = MAX_FACTOR_ROWS  # most rows that are fitted; of more, this number is drawn at random
 
     @property
     def settings(self) -> int:
@@ -93,13 +93,13 @@ class KernelFitter(Fitter):
         """Return a fitter that tries only the penalty of a fit."""
         return replace(self, alphas=np.array([fit.result.alpha]))
 
-    def fit(self, source: Source) -> ColumnFit:
+    def fit(self, source: KnownSource) -> ColumnFit:
         """Choose a penalty by its score on valid, and fit the training rows with it.
 
         Up to `CHOICE_ROWS` training rows are fitted with every penalty. Of more, so many are drawn to choose the
         penalty, and all are fitted with it alone.
         """
-        training = TrainingRows.of(source, ("train",), targets_of(source, self.classes))
+        training = KernelRows.of(source, ("train",), targets_of(source, self.classes))
         name, training = self._drawn(training, self.rows)
         if len(training) <= CHOICE_ROWS:
             duals = training.duals(self.kind, self.alphas)
@@ -120,23 +120,23 @@ class KernelFitter(Fitter):
             chosen = training.readout(self.kind, dual)
         return ColumnFit(columns=source.columns, results=tuple(results), best=best, solve=lambda: chosen)
 
-    def refit(self, source: Source, chosen: Readout, alpha: float | None) -> Readout:
+    def refit(self, source: KnownSource, chosen: Readout, alpha: float | None) -> Readout:
         """Return a readout that was chosen on valid, fitted again to train and valid if the fitter ``refits``."""
         if not self.refits:
             return chosen
         assert isinstance(chosen, KernelReadout)
         assert alpha is not None, "every result of `fit` has a penalty"
-        _, training = self._drawn(TrainingRows.of(source, KNOWN, chosen.targets), self.rows)
+        _, training = self._drawn(KernelRows.of(source, KNOWN_SPLITS, chosen.targets), self.rows)
         readout = training.readout(self.kind, self._solved(source, training, alpha))
         # A readout that is fitted to valid, too, has no held-out scores to fit a temperature to.
         return replace(readout, temperature=chosen.temperature)
 
-    def _results_of_drawn_rows(self, source: Source, training: "TrainingRows") -> list[Result]:
+    def _results_of_drawn_rows(self, source: KnownSource, training: "KernelRows") -> list[Result]:
         """Return the result of each penalty for `CHOICE_ROWS` of the training rows."""
         name, drawn = self._drawn(training, CHOICE_ROWS)
         return self._results(source, drawn, drawn.duals(self.kind, self.alphas), self.alphas, name)
 
-    def _drawn(self, training: "TrainingRows", most: int) -> tuple[str, "TrainingRows"]:
+    def _drawn(self, training: "KernelRows", most: int) -> tuple[str, "KernelRows"]:
         """Return the name of a readout that is fitted to up to ``most`` of the training rows, and these rows.
 
         More rows are drawn with a fixed seed, and the name says how many.
@@ -147,7 +147,12 @@ class KernelFitter(Fitter):
         return f"{self.kind} on {most:,} of {len(training):,} training rows", training.take(row_numbers)
 
     def _results(
-        self, source: Source, training: "TrainingRows", duals: np.ndarray, alphas: np.ndarray, name: str
+        self,
+        source: KnownSource,
+        training: "KernelRows",
+        duals: np.ndarray,
+        alphas: np.ndarray,
+        name: str,
     ) -> list[Result]:
         """Return the result on valid of each penalty of ``alphas`` (A,), from its solution in ``duals`` (A, n, T).
 
@@ -175,14 +180,14 @@ class KernelFitter(Fitter):
             for alpha, score, loss in zip(alphas, tally.accuracy(), tally.loss(), strict=True)
         ]
 
-    def _solved(self, source: Source, training: "TrainingRows", alpha: float) -> np.ndarray:
+    def _solved(self, source: KnownSource, training: "KernelRows", alpha: float) -> np.ndarray:
         """Return the solution (n, T) of one penalty, by a factorisation in panels."""
         with self._panels(source, training.rows, alpha) as panels:
             factorise(training.rows, self.kind, alpha, panels)
             return solve_factored(panels, training.coded - training.offset)
 
     @contextmanager
-    def _panels(self, source: Source, training: Standardised, alpha: float) -> Iterator[Panels]:
+    def _panels(self, source: KnownSource, training: Standardised, alpha: float) -> Iterator[Panels]:
         """Yield where the factor is kept: in memory, or on disk beside the features.
 
         The files are removed when the rows have been fitted. They stay if an error or a signal ends the fit, so that
@@ -213,12 +218,12 @@ def parse_rows(readout: str) -> int:
     """
     name, _, settings = readout.partition(":")
     if not settings:
-        return MAX_ROWS
+        return MAX_FACTOR_ROWS
     key, _, value = settings.partition("=")
-    if key != "rows" or not value.isdecimal() or not 0 < int(value) <= MAX_ROWS:
+    if key != "rows" or not value.isdecimal() or not 0 < int(value) <= MAX_FACTOR_ROWS:
         raise InputError(
             f"--readout {readout}: {settings!r} is not a number of rows",
-            f"write {name}:rows=20000, up to {MAX_ROWS:,}",
+            f"write {name}:rows=20000, up to {MAX_FACTOR_ROWS:,}",
         )
     return int(value)
 
@@ -229,7 +234,7 @@ def best_of(results: Sequence[Result]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TrainingRows:
+class KernelRows:
     """The rows of some splits, standardised, with their labels."""
 
     rows: Standardised
@@ -237,7 +242,7 @@ class TrainingRows:
     targets: Targets  # the coding
 
     @classmethod
-    def of(cls, source: Source, splits: Sequence[KnownSplit], targets: Targets) -> "TrainingRows":
+    def of(cls, source: KnownSource, splits: Sequence[KnownSplit], targets: Targets) -> "KernelRows":
         """Return the rows of some splits of a source; raise `InputError` if some labels have no features."""
         labels = np.concatenate([source.labels(split) for split in splits])
         # The blocks are copied into one array, because joining them at the end would take twice the memory.
@@ -260,7 +265,7 @@ class TrainingRows:
         """The mean of the targets, (T,)."""
         return self.coded.mean(axis=0, dtype=np.float64)
 
-    def take(self, numbers: np.ndarray) -> "TrainingRows":
+    def take(self, numbers: np.ndarray) -> "KernelRows":
         """Return some of the rows, by their numbers."""
         return replace(self, rows=self.rows.take(numbers), coded=self.coded[numbers])
 

@@ -12,7 +12,7 @@ from reservoir.readouts.sweep import Sweep
 from reservoir_pipelines.fitting.fitter import ColumnFit, PenaltyFitter, all_blocks, column_fit, targets_of
 from reservoir_pipelines.fitting.folds import assign_folds
 from reservoir_pipelines.fitting.ridge_fitter import stored_moments
-from reservoir_pipelines.fitting.source import KNOWN, KnownSplit, RawSource, Source
+from reservoir_pipelines.fitting.source import KNOWN_SPLITS, KnownSource, KnownSplit, RawSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class LogisticFitter(PenaltyFitter):
 
     kind = "logistic"
 
-    def fit(self, source: Source) -> ColumnFit:
+    def fit(self, source: KnownSource) -> ColumnFit:
         """Fit every penalty to a source and choose one, on valid or by cross-validation."""
         if self.folds:
             return self._fit_folds(source)
@@ -39,19 +39,19 @@ class LogisticFitter(PenaltyFitter):
 
         return self.best_of(source, sweep_of)
 
-    def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+    def _fit_train(self, source: KnownSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return the readout of ``alpha``, fitted to train, with targets and temperature of ``chosen``."""
         train, targets = source.stream("train"), chosen.targets
         path = logistic_path(train, targets, np.array([alpha]), gather(train, targets))
         return path.readout(0, targets, chosen.temperature)
 
-    def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+    def _fit_all(self, source: KnownSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return the readout of ``alpha``, fitted to train and valid, with targets and temperature of ``chosen``."""
         both = RereadableBlocks(all_blocks, (source,))
         path = logistic_path(both, chosen.targets, np.array([alpha]), gather(both, chosen.targets))
         return path.readout(0, chosen.targets, chosen.temperature)
 
-    def _fit_folds(self, source: Source) -> ColumnFit:
+    def _fit_folds(self, source: KnownSource) -> ColumnFit:
         """Choose by cross-validation over train and valid, with all fitted samples in memory.
 
         If the source has only some of the rows, readouts are fitted to these, and score all rows.
@@ -62,10 +62,10 @@ class LogisticFitter(PenaltyFitter):
         if isinstance(source, RawSource) and source.row_numbers:
             source_of_all_rows = replace(source, row_numbers=None)
             fitted = fitted_samples(source, source_of_all_rows)
-        targets = targets_of(source, self.classes, balanced=self.balanced, splits=KNOWN)
+        targets = targets_of(source, self.classes, balanced=self.balanced, splits=KNOWN_SPLITS)
         fold_of_sample = assign_folds(source_of_all_rows, self.folds, self.classes, self.repeats)
         x, y = map(np.concatenate, zip(*all_blocks(source), strict=True))  # the fitted samples
-        labels = np.concatenate([source_of_all_rows.labels(split) for split in KNOWN])
+        labels = np.concatenate([source_of_all_rows.labels(split) for split in KNOWN_SPLITS])
         tally = Tally(targets)
         # Of each repeat, (A, n): what each sample adds to the score of a penalty.
         sample_scores: list[np.ndarray] = []
@@ -101,7 +101,7 @@ def fitted_samples(source: RawSource[KnownSplit], all_rows: RawSource[KnownSplit
     """
     selected_samples: list[np.ndarray] = []
     first_sample = 0  # index of the first sample of a split
-    for split in KNOWN:
+    for split in KNOWN_SPLITS:
         # Cut the indices of the split's samples at the ends of its rows, and take those of the selected rows.
         ends = np.cumsum(all_rows.counts(split))
         samples_of_rows = np.split(first_sample + np.arange(ends[-1]), ends[:-1])
@@ -112,7 +112,7 @@ def fitted_samples(source: RawSource[KnownSplit], all_rows: RawSource[KnownSplit
 
 
 def _scores_by_fold(
-    scorers: Sequence[Scorer], source: Source, fold: np.ndarray, alphas: int, columns: int
+    scorers: Sequence[Scorer], source: KnownSource, fold: np.ndarray, alphas: int, columns: int
 ) -> np.ndarray:
     """Return the scores (alphas, n, columns) of all samples, each by the path that was not fitted to its fold.
 

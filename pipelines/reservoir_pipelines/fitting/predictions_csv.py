@@ -27,7 +27,7 @@ from reservoir_pipelines.preparation.prepared import PreparedSplit
 PREDICTIONS = "predictions.csv"
 BEST = "best"  # the column of the readout that a fit saves, or of a run's model
 RESERVOIR = "reservoir"  # the column of the best readout of the reservoir, if the fit saves a baseline
-GROUP = "group"  # the column of the names of groups
+GROUP_COLUMN = "group"  # the column of the names of groups
 # The column in its place if the names of groups are not known, as from earlier versions.
 GROUP_NUMBER = "group_number"
 PROBABILITY = "_probability"  # end of the names of columns of probabilities
@@ -146,7 +146,7 @@ class _PredictionLines:
         """Return the names of the columns."""
         names = ["split", "id"]
         if any(rows.groups is not None for rows in self.splits.values()):
-            names.append(GROUP if self._has_group_names else GROUP_NUMBER)
+            names.append(GROUP_COLUMN if self._has_group_names else GROUP_NUMBER)
         if self._has_units:
             names.append("unit")
         # The token is a number in a text, or in a row with several labelled tokens; never both.

@@ -23,7 +23,7 @@ from reservoir_pipelines.fitting.predictions_csv import Predicted
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.select import Selection
 from reservoir_pipelines.fitting.source import (
-    KNOWN,
+    KNOWN_SPLITS,
     ColumnSource,
     EntrySamples,
     EntrySource,
@@ -203,11 +203,11 @@ def _predict_held_out(
     # The held-out scores (n, T) are those of the samples of train, then of valid. Folds in time never hold out the
     # oldest samples.
     scores, _ = fit.held_out()
-    samples = {split: len(source.labels(split)) for split in KNOWN}
+    samples = {split: len(source.labels(split)) for split in KNOWN_SPLITS}
     held_out_in_train = max(0, len(scores) - samples["valid"])
     assert held_out_in_train <= samples["train"], "only samples have held-out scores"
     predictions: dict[KnownSplit, Predicted] = {}
-    for split, scores_of_split in zip(KNOWN, np.split(scores, [held_out_in_train]), strict=True):
+    for split, scores_of_split in zip(KNOWN_SPLITS, np.split(scores, [held_out_in_train]), strict=True):
         if not len(scores_of_split):  # of train, if folds in time hold out newer samples alone
             continue
         labels = calibrated.targets.predict(scores_of_split)

@@ -34,12 +34,12 @@ from reservoir_pipelines.fitting.fitter import (
 )
 from reservoir_pipelines.fitting.folds import assign_folds, curve_blocks, fold_blocks
 from reservoir_pipelines.fitting.source import (
-    KNOWN,
+    KNOWN_SPLITS,
     ColumnSource,
+    KnownSource,
     KnownSplit,
     Labelling,
     Relabelled,
-    Source,
     in_memory_if_small,
 )
 from reservoir_pipelines.output import meter
@@ -76,17 +76,17 @@ class RidgeFitter(PenaltyFitter):
         """Whether the largest penalty within one standard error of the best is chosen."""
         return prefers_large_penalty(self.classes, self.repeats)
 
-    def targets(self, source: Source) -> Targets:
+    def targets(self, source: KnownSource) -> Targets:
         """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
         if self.coding is not None:
             return self.coding
         return targets_of(source, self.classes, balanced=self.balanced, splits=self.fitted_splits)
 
-    def fit(self, source: Source) -> ColumnFit:
+    def fit(self, source: KnownSource) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
         return self._fit_folds(source) if self.folds else self._fit_valid(source)
 
-    def _fit_valid(self, source: Source) -> ColumnFit:
+    def _fit_valid(self, source: KnownSource) -> ColumnFit:
         """Fit every penalty to train and choose one by the score on valid."""
         targets = self.targets(source)
         train, valid = _stream(source, "train"), _stream(source, "valid")
@@ -123,7 +123,7 @@ class RidgeFitter(PenaltyFitter):
         return self.narrows and len(self.alphas) > FEW_PENALTIES and has_many_equations
 
     def _fit_around(
-        self, source: Source, sweep_of: Callable[[np.ndarray], Sweep], middle: int
+        self, source: KnownSource, sweep_of: Callable[[np.ndarray], Sweep], middle: int
     ) -> ColumnFit:
         """Return the fit of the best penalty near index ``middle`` of the grid, with those that were tried last.
 
@@ -145,7 +145,7 @@ class RidgeFitter(PenaltyFitter):
                 return fit
             middle = best
 
-    def _fit_folds(self, source: Source) -> ColumnFit:
+    def _fit_folds(self, source: KnownSource) -> ColumnFit:
         """Fit every penalty in each fold of train and valid, and choose one by its scores on the held-out samples."""
         targets, feature_weights = self.targets(source), source.feature_weights
         fold_of_sample = assign_folds(source, self.folds, self.classes, self.repeats)
@@ -201,7 +201,7 @@ class RidgeFitter(PenaltyFitter):
                 return kernel
         return None
 
-    def _fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+    def _fit_train(self, source: KnownSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return the readout of a penalty, fitted to train alone.
 
         Its temperature is that of ``chosen``, which was fitted to held-out scores, because a readout that is fitted to
@@ -218,7 +218,7 @@ class RidgeFitter(PenaltyFitter):
             )
         return path.readout(0, targets, chosen.temperature)
 
-    def _fit_all(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+    def _fit_all(self, source: KnownSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return the readout of a penalty, fitted to train and valid, with targets and temperature of ``chosen``."""
         # The fit may have stored the moments of train, so that only valid is read; moments of both splits add up.
         if moments_of_train := stored_moments(source, self.targets(source), _stream(source, "train")):
@@ -230,7 +230,7 @@ class RidgeFitter(PenaltyFitter):
         return path.readout(0, chosen.targets, chosen.temperature)
 
     def refit_labels(
-        self, source: Source, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
+        self, source: KnownSource, chosen: Readout, alpha: float | None, labellings: Sequence[Labelling]
     ) -> list[Readout]:
         """Return a readout of the chosen penalty for each labelling; all share the products of the features."""
         assert isinstance(chosen, LinearReadout), "ridge readouts are linear"
@@ -253,7 +253,7 @@ class RidgeFitter(PenaltyFitter):
             for columns in targets_of_labellings
         ]
 
-    def _training_with(self, coded: Labelling, source: Source, targets: Targets) -> TrainingData:
+    def _training_with(self, coded: Labelling, source: KnownSource, targets: Targets) -> TrainingData:
         """Return the training data of a source with other labels, which are ``coded`` as targets already.
 
         ``targets`` code the labels that the source has; they have no class weights.
@@ -275,23 +275,23 @@ class RidgeFitter(PenaltyFitter):
             return FewSamples(x=x, y=y, weights=None)
         return accumulate(stream)
 
-    def learning_curve(self, source: Source, sizes: Sequence[int]) -> list[CurveReadout]:
+    def learning_curve(self, source: KnownSource, sizes: Sequence[int]) -> list[CurveReadout]:
         """Return a readout for each of the ``sizes``, numbers of training rows, in each draw; see `ridge_curve`."""
         return ridge_curve(source, sizes, self.targets(source), self.alphas)
 
 
-def _stream(source: Source, split: KnownSplit) -> RereadableBlocks:
+def _stream(source: KnownSource, split: KnownSplit) -> RereadableBlocks:
     """Return the blocks of a split for moments and scores, as a stream that can be iterated several times."""
     return RereadableBlocks(source.blocks_for_products, (split,))
 
 
-def _blocks_of_splits(source: Source, splits: Sequence[KnownSplit]) -> Iterator[Block]:
+def _blocks_of_splits(source: KnownSource, splits: Sequence[KnownSplit]) -> Iterator[Block]:
     """Yield the blocks of some splits, one split after the other."""
     return itertools.chain.from_iterable(map(source.blocks, splits))
 
 
 def stored_moments(
-    source: Source, targets: Targets, blocks: Iterable[Any], fold_of_sample: np.ndarray | None = None
+    source: KnownSource, targets: Targets, blocks: Iterable[Any], fold_of_sample: np.ndarray | None = None
 ) -> list[Moments] | None:
     """Return the moments of a column's training samples (a list of one), or of each fold; None if they are not stored.
 
@@ -302,7 +302,7 @@ def stored_moments(
     # The names below do not tell selected rows from all rows, and only a single column has an entry to itself.
     if not isinstance(source, ColumnSource) or source.row_numbers:
         return None
-    splits = ("train",) if fold_of_sample is None else KNOWN
+    splits = ("train",) if fold_of_sample is None else KNOWN_SPLITS
     number_of_samples, width = sum(len(source.labels(split)) for split in splits), source.width()
     # With at most four samples per feature, the float64 moments would be larger than the float16 features.
     are_large = number_of_samples <= 4 * width
@@ -342,7 +342,7 @@ def _names_of_moments(column: Column, targets: Targets, fold_of_sample: np.ndarr
 
 
 def ridge_curve(
-    source: Source, sizes: Sequence[int], targets: Targets, alphas: np.ndarray
+    source: KnownSource, sizes: Sequence[int], targets: Targets, alphas: np.ndarray
 ) -> list[CurveReadout]:
     """Return a readout for each of the ``sizes`` in each of `CURVE_DRAWS` random draws of the training rows.
 
@@ -370,7 +370,7 @@ def ridge_curve(
 
 
 def _nested_rows(
-    source: Source, sizes: Sequence[int], targets: Targets, draw: int
+    source: KnownSource, sizes: Sequence[int], targets: Targets, draw: int
 ) -> Iterator[tuple[Iterable[Block], Moments | None]]:
     """Yield the training samples of each size, as blocks and None, or as no blocks and the moments of the samples."""
     # Each sample comes with the index of the size that adds it. A size contains the samples that it and all smaller

@@ -30,7 +30,7 @@ from reservoir_pipelines.fitting.results import (
     entry_names,
     score_grid,
 )
-from reservoir_pipelines.fitting.source import KNOWN
+from reservoir_pipelines.fitting.source import KNOWN_SPLITS
 from reservoir_pipelines.plots import draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
 # The headings of results.csv.
@@ -134,7 +134,7 @@ def _labelled_rows(
 ) -> dict[str, LabelledRows]:
     """Return the rows of the splits for which some readout has predictions; test rows are the last."""
     rows: dict[str, LabelledRows] = {}
-    for split in KNOWN:
+    for split in KNOWN_SPLITS:
         if any(split in readout.of_splits for readout in predictions):
             rows[split] = LabelledRows.of(known.view[split])
     return {**rows, "test": test_rows}

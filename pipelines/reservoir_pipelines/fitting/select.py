@@ -22,7 +22,7 @@ from reservoir_pipelines.fitting.fitter import (
 )
 from reservoir_pipelines.fitting.forecast_fitter import ForecastFitter
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.source import Source
+from reservoir_pipelines.fitting.source import KnownSource
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,8 +51,8 @@ class Selection:
 class KnownColumns(Protocol):
     """Columns of rows that may choose a readout: a `Known`, or the arrays of an estimator. None are test rows."""
 
-    def source(self, columns: Columns) -> Source: ...  # noqa: D102
-    def raw(self) -> Source | None: ...  # noqa: D102
+    def source(self, columns: Columns) -> KnownSource: ...  # noqa: D102
+    def raw(self) -> KnownSource | None: ...  # noqa: D102
 
 
 ROUNDING = 1e-9

@@ -19,7 +19,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.linear import LINKS, LinearReadout, Readout, Targets, accuracy_of
 from reservoir_pipelines.fitting.fitter import ColumnFit, Fitter, targets_of
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.source import Source
+from reservoir_pipelines.fitting.source import KnownSource
 
 PROBE_ROWS = 512  # rows on which the coefficients must reproduce the estimator's results
 
@@ -72,7 +72,7 @@ class EstimatorFitter(Fitter):
         """Return a fitter that tries only the parameters of a fit."""
         return replace(self, grid=(self.grid[fit.best],))
 
-    def fit(self, source: Source) -> ColumnFit:
+    def fit(self, source: KnownSource) -> ColumnFit:
         """Fit every combination to train and choose one by its score on valid."""
         targets = targets_of(source, self.classes, balanced=self.balanced)
         x, y = map(np.concatenate, zip(*source.blocks("train"), strict=True))

@@ -38,7 +38,7 @@ from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 
 KnownSplit = Literal["train", "valid"]
 TestSplit = Literal["test"]
-KNOWN: tuple[KnownSplit, ...] = ("train", "valid")  # the splits that choose a readout
+KNOWN_SPLITS: tuple[KnownSplit, ...] = ("train", "valid")  # the splits that choose a readout
 S = TypeVar("S", bound=str)  # the names of the splits that a view reads
 T = TypeVar("T", bound=str)  # those of another view, where a function has two
 # Ascending numbers of the rows to read, by split; all rows of a split without an item are read.
@@ -242,14 +242,14 @@ class Samples(ABC, Generic[S]):
         """Return the group of each row, (rows,); None if the rows have no groups."""
 
 
-Source: TypeAlias = Samples[KnownSplit]
+KnownSource: TypeAlias = Samples[KnownSplit]
 Labelling = Mapping[KnownSplit, np.ndarray]  # other labels (n, outputs) of the samples of each split
 
 
 class Relabelled(Samples[KnownSplit]):
     """The samples of another source with other labels."""
 
-    def __init__(self, source: Source, labelling: Labelling) -> None:
+    def __init__(self, source: KnownSource, labelling: Labelling) -> None:
         self._source = source
         self._labelling = labelling
         # Only samples of entries get other labels, and these have no weights and folds of their own.
@@ -288,7 +288,7 @@ class Relabelled(Samples[KnownSplit]):
         return self._source.groups(split)
 
 
-def held_out_units(source: Source, splits: Sequence[KnownSplit]) -> np.ndarray:
+def held_out_units(source: KnownSource, splits: Sequence[KnownSplit]) -> np.ndarray:
     """Return the unit of each sample of some splits, (n,): the group of its row, or without groups the row's number.
 
     Samples of one unit are not independent of each other, so folds hold them out together.
@@ -300,7 +300,7 @@ def held_out_units(source: Source, splits: Sequence[KnownSplit]) -> np.ndarray:
 
 
 def groups_of_splits(
-    rows: Source | EntryView[KnownSplit], splits: Sequence[KnownSplit] = KNOWN
+    rows: KnownSource | EntryView[KnownSplit], splits: Sequence[KnownSplit] = KNOWN_SPLITS
 ) -> np.ndarray | None:
     """Return the group of each row in some splits, one after the other; None if the rows have no groups."""
     groups = [groups for split in splits if (groups := rows.groups(split)) is not None]

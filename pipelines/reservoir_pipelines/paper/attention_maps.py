@@ -297,7 +297,7 @@ def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
         return [f"{n // task.readout_tokens + 1}.{n % task.readout_tokens + 1}" for n in positions]
     if not isinstance(task.form, Tokens):
         return [f"{x[n, 0]:g}" if task.form.dim == 1 else str(n + 1) for n in positions]
-    symbol_names = {"listops": listops.SYMBOLS, "homology": proteins.SYMBOLS}.get(task.name)
+    symbol_names = {"listops": listops.SYMBOLS, "homology": proteins.AMINO_SYMBOLS}.get(task.name)
     # The names are those of our own protocol.
     if not symbol_names or task.parameters.get("protocol") == "paper":
         return [str(int(x[n])) for n in positions]

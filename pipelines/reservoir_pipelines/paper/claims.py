@@ -24,7 +24,7 @@ EXACT = (
 
 
 @dataclass(frozen=True)
-class ModelSize:
+class PartSizes:
     """The numbers of parameters of a model's parts, and the number of blocks of the whole model."""
 
     parameters_outside_blocks: int
@@ -32,22 +32,22 @@ class ModelSize:
     blocks: int
 
 
-MODEL_SIZES = {"mini": ModelSize(328_192, 789_760, 6), "gpt2": ModelSize(39_385_344, 7_087_872, 12)}
+MODEL_SIZES = {"mini": PartSizes(328_192, 789_760, 6), "gpt2": PartSizes(39_385_344, 7_087_872, 12)}
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanEstimate:
     """A number with the ends of its 95% interval."""
 
     mean: float
     low: float
     high: float
 
-    def __neg__(self) -> Estimate:
+    def __neg__(self) -> MeanEstimate:
         """Return the estimate of the negative number, whose lower end is the negative upper end."""
-        return Estimate(-self.mean, -self.high, -self.low)
+        return MeanEstimate(-self.mean, -self.high, -self.low)
 
-    def minus(self, other: Estimate) -> Estimate:
+    def minus(self, other: MeanEstimate) -> MeanEstimate:
         """Return the difference of two independent estimates by Newcombe's square-and-add.
 
         Each end is as far from the difference as the root of the sum of the squared distances of the two ends that
@@ -58,7 +58,7 @@ class Estimate:
         mean = self.mean - other.mean
         below = hypot(self.mean - self.low, other.high - other.mean)
         above = hypot(self.high - self.mean, other.mean - other.low)
-        return Estimate(mean, mean - below, mean + above)
+        return MeanEstimate(mean, mean - below, mean + above)
 
 
 def interval_of(
@@ -133,7 +133,7 @@ def verdict_on(
     verdict = {
         "holds": None,
         "interval": "",
-        "size": size_text(numbers) if is_measured else "",
+        "size": scale_text(numbers) if is_measured else "",
         "real": is_measured and "unseen" not in claim and without_stand_ins,
     }
 
@@ -166,9 +166,9 @@ def _judge(claim: Mapping[str, Any], numbers: Sequence[Mapping[str, Any]]) -> tu
     All ``numbers``, of which the first is compared with the others, have intervals.
     """
     # The first number minus each of the others; a number in the claim itself is exact.
-    estimates = [Estimate(number["mean"], *number["ends"]) for number in numbers]
+    estimates = [MeanEstimate(number["mean"], *number["ends"]) for number in numbers]
     if "by" in claim:
-        estimates.append(Estimate(claim["by"], claim["by"], claim["by"]))
+        estimates.append(MeanEstimate(claim["by"], claim["by"], claim["by"]))
     first, *others = estimates
     differences = [first.minus(other) for other in others]
     texts = [
@@ -182,7 +182,7 @@ def _judge(claim: Mapping[str, Any], numbers: Sequence[Mapping[str, Any]]) -> tu
     return holds, ", ".join(texts)
 
 
-def _holds(differences: Sequence[Estimate], within: float, *, both_sides: bool) -> bool | None:
+def _holds(differences: Sequence[MeanEstimate], within: float, *, both_sides: bool) -> bool | None:
     """Return whether all differences are above ``-within`` (and below ``within``), or None if that cannot be seen.
 
     With ``both_sides`` False, differences may be as large as they like.
@@ -206,7 +206,7 @@ def _numbers_text(means: Sequence[float]) -> str:
     return f"{first} against {', '.join(others)}"
 
 
-def size_of(result: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str, str | bool]:
+def size_of_cell(result: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str, str | bool]:
     """Return ``model``, ``train_rows`` and ``steps`` of a finished cell as texts, and in ``real`` whether it is large.
 
     A text is empty if the stage of the cell has no such number. ``real`` is False for the small models that stand in
@@ -288,7 +288,7 @@ def _blocks_needed(layers: str, blocks: int) -> int:
     return max(block_numbers)
 
 
-def size_text(numbers: Sequence[Mapping[str, Any]]) -> str:
+def scale_text(numbers: Sequence[Mapping[str, Any]]) -> str:
     """Return the scale of some numbers: models, training rows, steps, and the fewest seeds and test rows of any."""
     texts = [" and ".join(_distinct(numbers, name)) for name in ("model", "train_rows", "steps")]
     seeds = min((number["seeds"] for number in numbers if number.get("seeds")), default=0)

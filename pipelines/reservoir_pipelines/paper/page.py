@@ -23,7 +23,7 @@ from reservoir_pipelines.reports.views import Values, curve_plots, facts_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ARRAYS = views.ARRAYS | {"attention": ("map", "lines"), "backbone": ("deviations",)}
+ARRAYS = views.VIEW_ARRAYS | {"attention": ("map", "lines"), "backbone": ("deviations",)}
 """For each stage, the large values of a cell that only plots read; a cell without them has no plots."""
 
 SCALES = {

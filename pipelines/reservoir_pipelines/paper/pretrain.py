@@ -23,7 +23,7 @@ from reservoir.options import (
     TrainOptions,
 )
 from reservoir.plan import BIT_MEMORY_RATE, PRETRAIN_STEPS
-from reservoir.pretraining.corpora import HELD_OUT, corpus_named
+from reservoir.pretraining.corpora import HELD_OUT_SPLITS, corpus_named
 from reservoir.pretraining.language_model import LanguageModel, LanguageSteps, choose_recipe
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines import train
@@ -114,7 +114,7 @@ ROW_TOKENS = BitMemory().task.max_tokens
 WEIGHTS_PART = re.compile(r"model-\d+-of-(?P<parts>\d+)\.safetensors")  # one of the files of a large model
 
 # options that do not apply to bit-memory
-UNUSED = ("context", "short", "short_share", "warm_up", "weight_decay")
+UNUSED_BY_BIT_MEMORY = ("context", "short", "short_share", "warm_up", "weight_decay")
 
 
 def pretrain(
@@ -137,7 +137,7 @@ def pretrain(
     check_folder(out)
     window = recipe.context + 1  # tokens: all but the last are read, and all but the first predicted
     # This raises `InputError` if the corpus is too short.
-    held_out = {split: source.held_out(split, window) for split in HELD_OUT}
+    held_out = {split: source.held_out(split, window) for split in HELD_OUT_SPLITS}
     described = source.describe()
     settings = {"corpus": described, "backbone": backbone, "recipe": recipe.to_dict(), "compute": compute}
     run = RunFolder(out / RUN)
@@ -252,7 +252,7 @@ def _refuse_unused_options(options: PretrainOptions) -> None:
     for item in fields(PretrainOptions):
         value = getattr(options, item.name)
         is_set = value != item.default
-        if item.name in UNUSED and is_set:
+        if item.name in UNUSED_BY_BIT_MEMORY and is_set:
             raise InputError(
                 f"{flag_of(item)} {value}: {BIT_MEMORY} does not use this option", "remove the flag"
             )

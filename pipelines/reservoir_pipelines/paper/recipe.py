@@ -40,30 +40,30 @@ STAGES: dict[str, tuple[type[Options], ...]] = {
 }
 """The options of a cell, by its stage; ``fit`` extracts first."""
 
-GROUPS = {
+GROUP_OF_OPTION = {
     stage: {item.name: kind for kind in kinds for item in fields(kind)} for stage, kinds in STAGES.items()
 }
 """The group of each option of a stage, by the option's name."""
 
-ALL_GROUPS = dict(ChainMap(*GROUPS.values()))
+ALL_GROUPS = dict(ChainMap(*GROUP_OF_OPTION.values()))
 
-Kind = tuple[Any, str]
+FieldKind = tuple[Any, str]
 """A type hint for `fits`, and what to give, for messages."""
 
-TEXT: Kind = (str, "a string")
-NUMBER: Kind = (float, "a number")
-TEXTS: Kind = (list[str], "a list of strings")
-TABLE: Kind = (dict[str, Any], "a table such as { steps = 100 }")
-TABLES: Kind = (list[dict[str, Any]], "a list of tables")
-REASONS: Kind = (dict[str, str], "a table of strings")
-CELLS: Kind = (str | tuple[str, str], "the name of a cell, or two names")
-SPOT: Kind = (tuple[str, str], "the name of a row and that of a column")
-ENTRIES: Kind = (list[str | dict[str, Any]], "a list of names or tables")
+TEXT: FieldKind = (str, "a string")
+NUMBER: FieldKind = (float, "a number")
+TEXTS: FieldKind = (list[str], "a list of strings")
+TABLE: FieldKind = (dict[str, Any], "a table such as { steps = 100 }")
+TABLES: FieldKind = (list[dict[str, Any]], "a list of tables")
+REASONS: FieldKind = (dict[str, str], "a table of strings")
+CELLS: FieldKind = (str | tuple[str, str], "the name of a cell, or two names")
+SPOT: FieldKind = (tuple[str, str], "the name of a row and that of a column")
+ENTRIES: FieldKind = (list[str | dict[str, Any]], "a list of names or tables")
 
 OF_ALL = {"task": TEXT, "cell": CELLS, "measure": TEXT, "settings": TABLE, **dict.fromkeys(SCALES, TABLE)}
 """The keys that a recipe, a row and a column may have."""
 
-KEYS: Mapping[str, Mapping[str, Kind]] = {
+KEYS: Mapping[str, Mapping[str, FieldKind]] = {
     "recipe": OF_ALL
     | dict.fromkeys(("title", "note", "source", "drawn"), TEXT)
     | {"rows": ENTRIES, "claims": TABLES}
@@ -493,7 +493,7 @@ class _Builder:
         """Return the settings of the cell of this name at a row and a column; those with the value "" are left out."""
         cell_table = self._cell_named(name)
         stage = cell_table["stage"]
-        allowed = GROUPS[stage]
+        allowed = GROUP_OF_OPTION[stage]
         # Later settings win over earlier ones. First those of the scale (for all tasks, "any", then for this one), of
         # --override and of the recipe. They are for all stages, so that options of other stages are skipped.
         of_scale = [self._of_scale(part).get(key, {}) for part in ("all", stage) for key in ("any", task)]

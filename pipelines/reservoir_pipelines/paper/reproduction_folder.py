@@ -19,12 +19,12 @@ from reservoir.pretraining.corpora import STREAMS
 from reservoir.readouts.evaluation import accuracy_interval
 from reservoir.tasks import TASKS
 from reservoir_pipelines.files import json_digest, read_checked, write_checked
-from reservoir_pipelines.paper.claims import interval_of, size_of, verdict_on
+from reservoir_pipelines.paper.claims import interval_of, size_of_cell, verdict_on
 
 CELL = "cell:"
 """Prefix of a setting that names another cell: by its name in a recipe, by its key in the files of this folder."""
 
-FORMAT = 1
+CELL_FORMAT = 1
 """Version of the files, increased when a value changes its name or meaning; files of other versions are ignored."""
 
 MEASURES = {
@@ -230,12 +230,14 @@ class ReproductionFolder:
         """Write the result of a cell, and remove the reason of an earlier failure."""
         # The cell's folder is stored relative to this one, so that both can be moved together.
         folder = os.path.relpath(Path(result["folder"]).resolve(), self.path.resolve())
-        write_checked(self.path / "cells" / f"{key}.json", {**result, "folder": folder, "format": FORMAT})
+        write_checked(
+            self.path / "cells" / f"{key}.json", {**result, "folder": folder, "format": CELL_FORMAT}
+        )
         (self.path / "cells" / f"{key}.failed.json").unlink(missing_ok=True)
 
     def save_failure(self, key: str, cell: Mapping[str, Any]) -> None:
         """Write a cell with the ``reason`` of its failure; the next run tries it again."""
-        write_checked(self.path / "cells" / f"{key}.failed.json", {**cell, "format": FORMAT})
+        write_checked(self.path / "cells" / f"{key}.failed.json", {**cell, "format": CELL_FORMAT})
 
     def save_table(self, table: Mapping[str, Any]) -> None:
         """Write a table, with or without its numbers.
@@ -257,7 +259,7 @@ class ReproductionFolder:
                 spots.append(spot and {**spot, "cells": [*spot["cells"], *further]})
             rows.append({**row, "spots": spots})
         keys = [*dict.fromkeys([*table["keys"], *further_keys])]
-        write_checked(path, {**table, "rows": rows, "keys": keys, "format": FORMAT})
+        write_checked(path, {**table, "rows": rows, "keys": keys, "format": CELL_FORMAT})
 
     def _further_seeds(
         self, spot: Mapping[str, Any] | None, saved_spot: Mapping[str, Any] | None
@@ -317,7 +319,7 @@ class ReproductionFolder:
         | ``ends`` | the interval by which claims are judged, see `_ends`, or None |
         | ``rows`` | number of test rows of a test score; else None |
         | ``reason`` | why the numbers of some seeds are missing; empty if none is |
-        | the names in `size_of` | model, training rows and steps of the first finished cell |
+        | the names in `size_of_cell` | model, training rows and steps of the first finished cell |
         """
         numbers = [self._number(spot, keys) for keys in spot["cells"]]
         finished = [number for number in numbers if number.value is not None]
@@ -336,7 +338,7 @@ class ReproductionFolder:
         if finished:
             first_cell = finished[0].cell
             run = str(first_cell["settings"].get("run", ""))
-            size = size_of(first_cell, self.result(run.removeprefix(CELL)) if run else None)
+            size = size_of_cell(first_cell, self.result(run.removeprefix(CELL)) if run else None)
         return {
             "mean": fmean(values) if values else None,
             "error": stdev(values) / sqrt(len(values)) if len(values) > 1 else None,
@@ -388,7 +390,7 @@ class ReproductionFolder:
         return _Number(first / denominator, cell=results[0], bounds=bounds)
 
     def _read(self, path: Path) -> dict[str, Any] | None:
-        """Return the content of a file, or None if there is no file, or one of another version of `FORMAT`."""
+        """Return the content of a file, or None if there is no file, or one of another version of `CELL_FORMAT`."""
         try:
             values = read_checked(path)
         except FileNotFoundError:
@@ -397,7 +399,7 @@ class ReproductionFolder:
             raise InputError(
                 f"{path}: damaged ({error})", "remove it, and run the same command again"
             ) from error
-        return values if values.get("format") == FORMAT else None
+        return values if values.get("format") == CELL_FORMAT else None
 
 
 def _spots(table: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:

@@ -16,7 +16,7 @@ from reservoir.tasks.pictures import as_patches
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.texts import to_symbols
 from reservoir_pipelines.data.formats import check_columns, read_new, refuse_source
-from reservoir_pipelines.data.values import encode
+from reservoir_pipelines.data.values import encode_values
 from reservoir_pipelines.files import check_out_file
 from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.plots import COLOURS, break_lines, saved_figure, shorten, style
@@ -62,7 +62,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     notify_skipped(file, new.skipped, len(new))
     first_rows = slice(options.first)
     new_lengths = None if new.lengths is None else new.lengths[first_rows]
-    x, lengths = encode(task, new.x[first_rows], new_lengths, str(file), new.names[first_rows])
+    x, lengths = encode_values(task, new.x[first_rows], new_lengths, str(file), new.names[first_rows])
     check_columns(task, lengths, str(file))
     columns = task.position_columns
     if columns and isinstance(task.form, Vectors) and bundle.position_means is None:

@@ -28,8 +28,8 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.prediction.load import load_part, open_readout
 
-FORMAT = 1  # version of the JSON description, increased when a value changes its name or meaning
-SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
+EXPORT_FORMAT = 1  # version of the JSON description, increased when a value changes its name or meaning
+EXPORT_SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 CALLS = {
     "torch": "model = torch.export.load({name!r}).module(); logits = model({inputs})",
     "onnx": "session = onnxruntime.InferenceSession({name!r}); (logits,) = session.run(None, {{{feeds}}})",
@@ -50,7 +50,9 @@ MEANINGS = {
 }
 """What the logits mean, by `LinearReadout.link`."""
 
-Shapes = dict[str, dict[int, Any]]  # the variable axes of each input by their numbers, for torch.export
+VariableAxes = dict[
+    str, dict[int, Any]
+]  # the variable axes of each input by their numbers, for torch.export
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +80,13 @@ class Export(Record):
 
 def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     """Write a linear readout and its frozen models as one model; see `api.export`."""
-    if to not in SUFFIXES:
+    if to not in EXPORT_SUFFIXES:
         raise InputError(f"--to {to}: choose torch or onnx")
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise InputError(
             "--to onnx needs onnx and onnxscript", "run pip install 'reservoir-features[onnx]'"
         )
-    check_out_file(result.out, SUFFIXES[to])
+    check_out_file(result.out, EXPORT_SUFFIXES[to])
     bundle = open_readout(readout, linear=True)
     # On the CPU, ONNX Runtime lacks matrix products and sums in bfloat16, and refuses to load a model that has some.
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
@@ -97,7 +99,7 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     traced = trace(module, bundle.task)
     # Beside the readout by default: the model, its description, and the file of its tokenizer or image processor.
     readout_folder = readout if readout.is_dir() else readout.parent
-    path = result.out or readout_folder / f"model{SUFFIXES[to]}"
+    path = result.out or readout_folder / f"model{EXPORT_SUFFIXES[to]}"
     card = path.with_name(f"{path.name}.json")
     reader = module.reader
     reader_path = None
@@ -206,15 +208,15 @@ def trace(module: SequenceModel, task: Task) -> Traced:
 
 def _dynamic_shapes(
     example: Mapping[str, torch.Tensor], fewest: int, longest: int
-) -> tuple[Shapes, Shapes]:
+) -> tuple[VariableAxes, VariableAxes]:
     """Return the variable axes of inputs of any batch size: with one length, and with ``fewest`` to ``longest`` tokens.
 
     The tokens are axis 1 of an input; lengths (batch,) have no such axis.
     """
     # `Dim` needs an order of its bounds even if the length cannot vary.
     tokens = {1: Dim("tokens", min=fewest, max=max(fewest, longest))}
-    fixed_length: Shapes = {name: {0: Dim("batch")} for name in example}
-    variable_length: Shapes = {}
+    fixed_length: VariableAxes = {name: {0: Dim("batch")} for name in example}
+    variable_length: VariableAxes = {}
     for name, axes in fixed_length.items():
         has_tokens = example[name].ndim > 1
         variable_length[name] = axes | tokens if has_tokens else axes
@@ -272,7 +274,7 @@ def _describe(bundle: Bundle, name: str, to: str, traced: Traced) -> dict[str, A
         output_shape.append(str(task.classes))
     link = getattr(bundle.readout, "link", "softmax")
     return {
-        "format": FORMAT,
+        "format": EXPORT_FORMAT,
         "model": name,
         "call": CALLS[to].format(name=name, inputs=", ".join(inputs), feeds=feeds),
         "inputs": inputs,

@@ -14,11 +14,9 @@ from reservoir.loaded_model import LoadedModel
 from reservoir.tasks.task import Task
 from reservoir.tasks.texts import texts_of, word_starts
 from reservoir_pipelines.data.rows import Rows
-from reservoir_pipelines.extraction.entry_tokens import TEXTS
+from reservoir_pipelines.extraction.entry_tokens import TEXTS_AT_ONCE
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.prediction import Prediction
-
-Names = tuple[str, ...]
 
 BLOCK_TOKENS = {"cpu": 2**12, "cuda": 2**15}  # words or tokens that are predicted at a time
 UNREAD = "the model reads no token of this word, because the text is too long or the word has no letters"
@@ -47,11 +45,14 @@ class NewTexts:
     def read(cls, file: Path, rows: Rows, task: Task, models: Sequence[LoadedModel]) -> "NewTexts":
         """Tokenize the texts of ``rows`` for each model; refuse models whose words or tokens have other spans."""
         x, lengths = np.asarray(rows.x[:]), np.asarray(rows.lengths)
-        starts = range(0, len(x), TEXTS)
+        starts = range(0, len(x), TEXTS_AT_ONCE)
         tokens = [
             read_tokens(
                 model.tokenizer,
-                ((x[start : start + TEXTS], lengths[start : start + TEXTS]) for start in starts),
+                (
+                    (x[start : start + TEXTS_AT_ONCE], lengths[start : start + TEXTS_AT_ONCE])
+                    for start in starts
+                ),
                 words=task.labels_words,
                 in_pieces=model.settings.long == "windows",
             )
@@ -118,7 +119,7 @@ class NewTexts:
         low: int,
         high: int,
         models: Sequence[LoadedModel],
-        columns: Sequence[Names],
+        columns: Sequence[tuple[str, ...]],
         batch_rows: Sequence[int],
     ) -> list[np.ndarray]:
         """Return the columns (rows, width) of the words or tokens from ``low`` to ``high``, model by model.

@@ -22,8 +22,6 @@ from reservoir_pipelines.output import as_json, meter
 from reservoir_pipelines.prediction.prediction import Prediction
 from reservoir_pipelines.prediction.predictions import Predictions
 
-Names = tuple[str, ...]
-
 WRITTEN_ROWS = 8192  # rows that become columns at a time
 SHOWN_ROWS = 64  # rows after which the progress changes
 
@@ -33,13 +31,13 @@ def evaluate_predictions(predictions: Iterable[Prediction]) -> Evaluation | None
 
     Labels that the readout does not know count as wrong.
     """
-    tally = Tally()
+    tally = PredictionTally()
     for prediction in predictions:
         tally.add(prediction)
     return tally.evaluation()
 
 
-class Tally:
+class PredictionTally:
     """Counts predictions while they are computed, and keeps the numbers that their evaluation needs.
 
     Attributes
@@ -135,7 +133,7 @@ def check_out(out: Path, readout: Path) -> None:
         import_pyarrow(f"--out {out}")
 
 
-def columns_of(predictions: Iterable[Prediction], absent: Names = ()) -> dict[str, list[Any]]:
+def columns_of(predictions: Iterable[Prediction], absent: tuple[str, ...] = ()) -> dict[str, list[Any]]:
     """Return predictions as columns: ``id``, ``label``, ``p_<class>`` of each class, and ``truth``.
 
     Columns of several labels are numbered: ``label_0``, ``p_0_<class>``. Intervals are in ``low`` and
@@ -148,7 +146,9 @@ def columns_of(predictions: Iterable[Prediction], absent: Names = ()) -> dict[st
     return columns
 
 
-def _blocks_of_columns(predictions: Iterable[Prediction], absent: Names) -> Iterator[dict[str, list[Any]]]:
+def _blocks_of_columns(
+    predictions: Iterable[Prediction], absent: tuple[str, ...]
+) -> Iterator[dict[str, list[Any]]]:
     """Yield predictions as columns, `WRITTEN_ROWS` rows at a time; all blocks have the same columns."""
     rows = map(_cells, predictions)
     # Rows that cannot be read have few cells, so the columns are those of the first row with a label, or of the widest
@@ -204,12 +204,14 @@ def _label_cells(prediction: Prediction) -> dict[str, Any]:
     return cells
 
 
-def write_predictions(out: Path, predictions: Iterable[Prediction], absent: Names = ()) -> None:
+def write_new_predictions(
+    out: Path, predictions: Iterable[Prediction], absent: tuple[str, ...] = ()
+) -> None:
     """Write predictions while they are computed, see `columns_of`; the file appears when it is complete."""
     replace_file(out, lambda part: WRITERS[out.suffix](part, predictions, absent))
 
 
-def _write_csv(path: Path, predictions: Iterable[Prediction], absent: Names) -> None:
+def _write_csv(path: Path, predictions: Iterable[Prediction], absent: tuple[str, ...]) -> None:
     """Write the columns of predictions as CSV, with a header."""
     # An id may be the name of a file that is not valid UTF-8. `fit` writes it in the same way.
     with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
@@ -228,13 +230,13 @@ def _write_csv(path: Path, predictions: Iterable[Prediction], absent: Names) -> 
             writer.writerows(zip(*columns.values(), strict=True))
 
 
-def _write_jsonl(path: Path, predictions: Iterable[Prediction], absent: Names) -> None:
+def _write_jsonl(path: Path, predictions: Iterable[Prediction], absent: tuple[str, ...]) -> None:
     """Write each prediction as a line of JSON, which leaves out what a prediction does not have."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(as_json(prediction.to_dict())) + "\n" for prediction in predictions)
 
 
-def _write_parquet(path: Path, predictions: Iterable[Prediction], absent: Names) -> None:
+def _write_parquet(path: Path, predictions: Iterable[Prediction], absent: tuple[str, ...]) -> None:
     """Write the columns of predictions as a Parquet table; raise `InputError` for labels of several types."""
     arrow = import_pyarrow(path)
     tables: list[Any] = []  # one for each block of predictions

@@ -21,11 +21,11 @@ from reservoir_cache import new_folder, path_below
 from reservoir.errors import InputError, nearest
 from reservoir.options import ClusterOptions, DownloadOptions, OwnDataOptions, ReservoirOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Source, Tokens, task_named, unknown_parameter
-from reservoir_pipelines.data.columns import FILES
+from reservoir_pipelines.data.columns import KIND_SUFFIXES
 from reservoir_pipelines.data.hub import PREFIX
 from reservoir_pipelines.data.own_data import OwnData
 from reservoir_pipelines.files import cache_root, data_folder, source_contents
-from reservoir_pipelines.preparation.prepared import INDEX, VERSION, Prepared
+from reservoir_pipelines.preparation.prepared import INDEX_FILE, VERSION, Prepared
 from reservoir_pipelines.preparation.write import write_prepared
 
 DOWNLOADS = tomllib.loads(
@@ -100,7 +100,7 @@ def prepare(
 
 def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
     """Return whether there are files of sounds, and the model was pretrained on samples of sounds."""
-    has_sounds = any(file.suffix.lower() in FILES["sounds"] for file in files)
+    has_sounds = any(file.suffix.lower() in KIND_SUFFIXES["sounds"] for file in files)
     if not has_sounds:
         return False
     from reservoir.loaded_model import reads_samples  # imports torch, which other data do not need
@@ -117,7 +117,7 @@ def settings_folder(name: str, settings: Mapping[str, Any], cache: Path | None =
 def latest(settings_dir: Path, *, verify: bool = True) -> Prepared | None:
     """Return the most recently prepared data in a folder of `settings_folder`, or None if there is none."""
     # Folders whose name begins with a dot are not complete.
-    indices = sorted(settings_dir.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
+    indices = sorted(settings_dir.glob(f"[!.]*/{INDEX_FILE}"), key=lambda index: index.stat().st_mtime)
     return Prepared.open(indices[-1].parent, verify=verify) if indices else None
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GAP = 64  # wanted rows at most this many rows apart are read together with those between them
 MEAN_ROWS = 1024  # rows of a table that are read at a time
 ROWS = ("x", "y", "lengths")  # the arrays that every split has
-INDEX = "prepared.json"  # name of the index of a folder of prepared data
+INDEX_FILE = "prepared.json"  # name of the index of a folder of prepared data
 REPEATS = "test rows repeat a sequence of the training or validation rows"  # in a warning of prepared data
 VERSION = 11  # version of the file format; part of the folder's name, so that other versions are not read
 
@@ -302,8 +302,8 @@ class Prepared:
 
         Raises `InputError` if the folder is missing or damaged. ``reused`` is stored as the field of this name.
         """
-        with as_input_error(f"{path / INDEX}: missing or damaged", f"remove {path} and prepare again"):
-            index = read_json(path / INDEX)
+        with as_input_error(f"{path / INDEX_FILE}: missing or damaged", f"remove {path} and prepare again"):
+            index = read_json(path / INDEX_FILE)
             _check_index(index)
             records = index["splits"]
             splits = {

@@ -20,7 +20,7 @@ from reservoir.tasks.texts import are_words, texts_of
 from reservoir_pipelines.data.table import data_exists
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepared import (
-    INDEX,
+    INDEX_FILE,
     REPEATS,
     VERSION,
     PreparedSplit,
@@ -177,7 +177,7 @@ def _write_index(
         "source": contents,
         "warnings": [*filter(None, [source.summary()]), *source.notes(), *warnings],
     }
-    publish_json(folder / INDEX, index, durable=False)
+    publish_json(folder / INDEX_FILE, index, durable=False)
 
 
 def _unknown_classes(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:

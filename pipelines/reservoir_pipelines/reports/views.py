@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.training.result import Training
 
 MAX_POINTS = 60  # points of a stored curve
-ARRAYS = {
+VIEW_ARRAYS = {
     "fit": ("sweep", "classes", "confusion", "recall", "reliability"),
     "train": ("losses",),
 }
@@ -242,7 +242,7 @@ def _training_facts(values: Values, metric: str) -> list[tuple[str, str]]:
 
 def plots_of(stage: str, values: Values) -> list[PagePlot]:
     """Return the plots of a result; an empty list for a stage without plots, or a result without their arrays."""
-    if values.keys().isdisjoint(ARRAYS.get(stage, ())):
+    if values.keys().isdisjoint(VIEW_ARRAYS.get(stage, ())):
         return []
     if stage == "fit":
         return _fit_plots(values)

@@ -39,7 +39,11 @@ from reservoir_pipelines.training.run_folder import (
 )
 
 TRAINED, OPTIMIZER = "trained.safetensors", "optimizer.safetensors"  # files of a checkpoint
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # tensors of Adam for each parameter: its steps and two moments
+ADAM_TENSORS = (
+    "step",
+    "exp_avg",
+    "exp_avg_sq",
+)  # tensors of Adam for each parameter: its steps and two moments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,14 +196,14 @@ def _load_moments(
     # The shapes are checked, because the fused Adam reads beyond the end of tensors that are too small.
     shapes = dict[str, tuple[int, ...]]()
     for name, parameter in with_moments.items():
-        shapes |= {f"{name}/{moment}": tuple(parameter.shape) for moment in MOMENTS}
+        shapes |= {f"{name}/{moment}": tuple(parameter.shape) for moment in ADAM_TENSORS}
         shapes[f"{name}/step"] = ()
     with as_input_error(f"{checkpoint.path / OPTIMIZER}: not of this run", "train in another folder"):
         check_arrays(moments, shapes)
     for name, parameter in with_moments.items():
         # `to` also moves the number of steps, because the fused Adam counts them on the parameter's device.
         optimizer.state[parameter] = {
-            moment: moments[f"{name}/{moment}"].to(parameter) for moment in MOMENTS
+            moment: moments[f"{name}/{moment}"].to(parameter) for moment in ADAM_TENSORS
         }
 
 

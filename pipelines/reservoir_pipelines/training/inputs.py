@@ -15,7 +15,14 @@ from reservoir.plan.precision import BATCH_TOKENS
 from reservoir.random import random_key
 from reservoir.tasks.source import fresh_rows
 from reservoir.tasks.task import Split
-from reservoir.training.rows import Rows, StoredRows, TrainingBatch, TrainingRows, raw_batch, to_batch
+from reservoir.training.rows import (
+    EndlessRows,
+    StoredRows,
+    TrainingBatch,
+    TrainingRows,
+    raw_batch,
+    to_batch,
+)
 from reservoir.training.steps import FPTSteps, capture_on_gpu
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.output import notify
@@ -69,7 +76,7 @@ class Inputs(ABC):
         is not known.
         """
 
-    def own_rows(self, stored: Split) -> Rows | None:
+    def own_rows(self, stored: Split) -> EndlessRows | None:
         """Return the task's own way to draw the rows of a step from the stored ones, None if it has none."""
         return None
 
@@ -98,7 +105,7 @@ class Inputs(ABC):
             capture=capture_on_gpu(model, options, self.job.ranks, notify),
         )
 
-    def _training_rows(self) -> Rows:
+    def _training_rows(self) -> EndlessRows:
         """Return the rows that training reads, as `job.row_kind` says: generated, augmented or stored."""
         job = self.job
         seed = job.model.settings.seed
@@ -137,7 +144,7 @@ class PreparedInputs(Inputs):
         """Return the logits of the whole model."""
         return self.job.model.fpt(x, lengths, is_full)
 
-    def own_rows(self, stored: Split) -> Rows | None:
+    def own_rows(self, stored: Split) -> EndlessRows | None:
         """Return the task's own way to draw the rows of a step, which needs their symbols."""
         return self.job.generator.training_rows(
             stored, self.job.model.settings.seed, self.job.options.batch

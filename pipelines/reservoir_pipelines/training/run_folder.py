@@ -13,9 +13,9 @@ from reservoir.errors import InputError, as_input_error, writing
 from reservoir.file_checks import fits, from_json
 from reservoir.options import TrainOptions
 from reservoir.training.trainer import State
-from reservoir_pipelines.files import FILES, json_digest, read_checked, read_lines, versions
+from reservoir_pipelines.files import FILE_DIGESTS, json_digest, read_checked, read_lines, versions
 
-FORMAT = 1  # version of the configuration, increased when a value changes its name or meaning
+RUN_FORMAT = 1  # version of the configuration, increased when a value changes its name or meaning
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "run.json"
 CHECKPOINTS, LOCK = "checkpoints", "lock"
 CURVE, CONFUSION = "curve.png", "confusion.png"
@@ -45,7 +45,7 @@ def make_config(settings: Mapping[str, Any], device: object, **more: Any) -> dic
     """Return the configuration of a run: all settings that affect results, their SHA-256 as ``key``, and ``more``."""
     made_with = {"device": str(device), **versions("torch", "transformers", "numpy")}
     return {
-        "format": FORMAT,
+        "format": RUN_FORMAT,
         "key": json_digest(settings),
         "settings": settings,
         **more,
@@ -58,8 +58,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     with as_input_error(f"{path}: damaged, or not of a run of reservoir train", "name another folder"):
         config = read_checked(path)
-        if config["format"] != FORMAT:
-            raise ValueError(f"it has format {config['format']!r}, not {FORMAT}")
+        if config["format"] != RUN_FORMAT:
+            raise ValueError(f"it has format {config['format']!r}, not {RUN_FORMAT}")
         if not isinstance(config["settings"], dict):
             raise ValueError("it has no settings")
         return config
@@ -187,7 +187,7 @@ class RunFolder:
             if not path.exists():
                 return None
             values = read_checked(path)
-            values.pop(FILES, None)
+            values.pop(FILE_DIGESTS, None)
             return build(values)
 
     @contextmanager
