@@ -48,9 +48,8 @@ def prepare_recordings(
     is_new = labels_tokens is not None
     shape = rows.x.shape
     has_steps = len(shape) in (2, 3) and 0 not in shape  # other shapes are refused later, in one place
-    may_be_cut = (
-        "window" not in UNUSED_BY_KIND[rows.holds]
-    )  # texts and images are not, and the options are refused
+    # Texts and images are not cut, and the options are refused.
+    may_be_cut = "window" not in UNUSED_BY_KIND[rows.holds]
     if not has_steps or not may_be_cut:
         return rows
     if not options.resample and not options.window:

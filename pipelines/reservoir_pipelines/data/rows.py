@@ -486,14 +486,8 @@ def alphabet_of(batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) ->
 # ---- named arrays
 
 
-ARRAY_NAMES = (
-    "x",
-    "y",
-    "lengths",
-    "split",
-    "groups",
-    "ids",
-)  # the arrays that are read; a file may hold others
+# The arrays that are read; a file may hold others.
+ARRAY_NAMES = ("x", "y", "lengths", "split", "groups", "ids")
 
 
 def rows_of_arrays(where: str, arrays: Mapping[str, Sequences], piece_rows: int = EVERY_ROW) -> Rows:

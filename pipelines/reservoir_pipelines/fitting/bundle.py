@@ -41,12 +41,8 @@ from reservoir_pipelines.preparation.prepared import position_means, scaling_fro
 READOUT_FORMAT = 3  # version of the files of a bundle
 READABLE = (2, 3)  # format 2 calls the input digests ``door``
 READOUT_FILE = "readout.json"  # the JSON file of a bundle
-PLAIN_FIELDS = (
-    "scores",
-    "lengths",
-    "groups",
-    "origin",
-)  # fields of a bundle that are written to JSON as they are
+# Fields of a bundle that are written to JSON as they are.
+PLAIN_FIELDS = ("scores", "lengths", "groups", "origin")
 # Most values from the first to the last one of a window, because rows are padded by so many.
 MAX_REACH = 2**24
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights

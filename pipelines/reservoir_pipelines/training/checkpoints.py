@@ -39,11 +39,8 @@ from reservoir_pipelines.training.run_folder import (
 )
 
 TRAINED, OPTIMIZER = "trained.safetensors", "optimizer.safetensors"  # files of a checkpoint
-ADAM_TENSORS = (
-    "step",
-    "exp_avg",
-    "exp_avg_sq",
-)  # tensors of Adam for each parameter: its steps and two moments
+# Tensors of Adam for each parameter: its steps and two moments.
+ADAM_TENSORS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, kw_only=True)
