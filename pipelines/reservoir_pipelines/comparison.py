@@ -106,8 +106,7 @@ def compare(first: Path, second: Path) -> Comparison:
     codes = {name: number for number, name in enumerate(classes)}
     truth, *predicted = _paired_labels(first_run, second_run, common, codes, int(counts.sum()))
     # Evaluate both on these samples.
-    group_of = first_run.groups or second_run.groups
-    groups = np.unique([group_of[row] for row in common], return_inverse=True)[1] if group_of else None
+    groups = _units_of_both(first_run, second_run, common)
     metric = _common_metric(first_run, second_run)
     is_balanced = metric == BALANCED
     first_evaluation, second_evaluation = (
@@ -140,6 +139,35 @@ def compare(first: Path, second: Path) -> Comparison:
         difference_interval=difference.interval,
         p_value=difference.p_value,
     )
+
+
+def _units_of_both(
+    first_run: _Predictions, second_run: _Predictions, rows: Sequence[str]
+) -> np.ndarray | None:
+    """Return the number of the group or unit (n,) of each common row; None if each row is a unit in both.
+
+    If both have groups, and others, such as subjects and distinct inputs, rows that share one of either are in one
+    unit, and so are all rows that are connected in this way: rows of two units then have nothing in common.
+    """
+    partitions = [
+        np.unique([run.groups[row] for row in rows], return_inverse=True)[1]
+        for run in (first_run, second_run)
+        if run.groups
+    ]
+    if len(partitions) < 2:
+        return partitions[0] if partitions else None
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    # A graph of the groups of both, in which each row connects its two groups.
+    first_groups, second_groups = partitions
+    first_count = int(first_groups.max()) + 1
+    count = first_count + int(second_groups.max()) + 1
+    connections = coo_array(
+        (np.ones(len(rows)), (first_groups, first_count + second_groups)), shape=(count, count)
+    )
+    unit_of_group = connected_components(connections, directed=False)[1]
+    return unit_of_group[first_groups]
 
 
 def _common_metric(first_run: _Predictions, second_run: _Predictions) -> str:

@@ -6,6 +6,7 @@ import multiprocessing
 import shutil
 import warnings
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -258,7 +259,7 @@ def without_rows(folder, target, dropped, change=lambda line: line):
     with (folder / "predictions.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     with (target / "predictions.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]))
+        writer = csv.DictWriter(file, list(change(lines[0])))
         writer.writeheader()
         writer.writerows(change(line) for line in lines if not (line["split"] == "test" and line["id"] in dropped))
     return target
@@ -286,6 +287,27 @@ def test_two_fits_are_compared_on_the_rows_that_both_have(pair, call, tmp_path):
     assert f"on the same {n} test rows" in out and f"13 test rows that only {folders[0]} has" in out
     _, out, _ = call("compare", *folders, "--json")
     assert json.loads(out)["p_value"] == found.p_value
+
+
+def test_rows_that_either_fit_groups_are_one_unit_of_a_comparison(pair, tmp_path):
+    ids = columns_of(pair[0])["test"]["id"].tolist()
+    # Groups of three rows; and pairs, of which every third connects two of these groups.
+    threes, pairs = ({row: str(number // size) for number, row in enumerate(ids)} for size in (3, 2))
+
+    def with_units(folder, name, unit_of_row):
+        add = (lambda line: {**line, "unit": unit_of_row.get(line["id"], "-")}) if unit_of_row else (lambda line: line)
+        return without_rows(folder, tmp_path / name, [], add)
+
+    plain, in_threes = with_units(pair[0], "a", None), with_units(pair[0], "b", threes)
+    other, in_pairs = with_units(pair[1], "c", None), with_units(pair[1], "d", pairs)
+    assert compare(plain, other).groups == 0
+    assert compare(in_threes, other).groups == compare(plain, with_units(pair[1], "e", threes)).groups
+    both = compare(in_threes, with_units(pair[1], "f", threes))
+    assert both.groups == -(-len(ids) // 3) and both == replace(compare(in_threes, other), second=both.second)
+    # Six rows are two groups of three and three pairs, of which the second connects the groups.
+    joined, swapped = compare(in_threes, in_pairs), compare(in_pairs, in_threes)
+    assert joined.groups == -(-len(ids) // 6)
+    assert (joined.p_value, joined.difference) == (swapped.p_value, -swapped.difference)
 
 
 def test_fits_with_balanced_class_weights_are_compared_by_balanced_accuracy(pair, extracted, tmp_path, call, capfd):
