@@ -13,9 +13,10 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
-from reservoir_cache import FeatureStore
+from reservoir_cache import FeatureStore, repair
 from reservoir_pipelines import export_features, extract, fit, import_features, prepare, report
 from reservoir_pipelines.extraction import entries
 from reservoir_pipelines.extraction import export_features as exporting
@@ -498,6 +499,48 @@ def test_a_table_with_the_ids_of_other_rows_or_in_another_order_is_refused(cache
             import_with(patient=swapped, **columns)
     with pytest.raises(InputError, match="the task has no split 'validation'; give arrays"):
         import_with(split=np.where(names == "valid", "validation", names))
+
+
+def test_ids_are_never_features_although_pandas_makes_them_floats_or_its_index(own_arrays, tmp_path, capsys):
+    task, arrays = own_arrays
+    frame = pd.DataFrame({"split": np.repeat([*ROWS], [*ROWS.values()]), "id": np.arange(80.0)})
+    frame["a"], frame["b"] = np.concatenate([arrays[f"{split}/deep"] for split in ROWS])[:, :2].T
+
+    def import_table(table):
+        table.to_parquet(tmp_path / "f.parquet")
+        return import_features(tmp_path / "f.parquet", task=task, name="lab")
+
+    whole = import_table(frame)
+    for table in (frame.set_index("id"), frame.drop(columns="id").set_index(pd.Index(np.arange(80) / 7))):
+        assert import_table(table).entry == whole.entry
+    assert "the features are a, b; not read: __index_level_0__\n" in capsys.readouterr().err
+    swapped = frame.iloc[[1, 0, *range(2, 80)]]
+    for table in (swapped, swapped.set_index("id")):
+        with pytest.raises(InputError, match="row 0 of train has the id '1', but in the task '0'; put the rows"):
+            import_table(table)
+    for wrong in (0.5, np.nan):
+        with pytest.raises(InputError, match="the ids in column 'id' are not whole; repair or rename the column"):
+            import_table(frame.assign(id=np.where(frame["id"] == 3, wrong, frame["id"])))
+
+
+def test_an_array_with_the_name_of_a_label_is_refused_as_a_column_of_a_table_is(own_arrays, tmp_path):
+    task, arrays = own_arrays
+    for name in WRITERS.keys() - {"f.parquet"}:
+        write = WRITERS[name]
+        write(tmp_path / name, {**arrays, **{f"{split}/y": arrays[f"{split}/deep"] for split in ROWS}})
+        with pytest.raises(InputError, match="would be a feature; leave out labels, or rename it"):
+            import_features(tmp_path / name, task=task, name="lab")
+
+
+def test_an_import_without_any_column_cannot_be_fitted(own_arrays, tmp_path):
+    task, arrays = own_arrays
+    np.savez(tmp_path / "f.npz", **arrays)
+    entry = import_features(tmp_path / "f.npz", task=task, name="lab").store.entry
+    for shard in entry.path.glob("train/0*.h5"):
+        shard.write_bytes(b"")
+    assert len(repair(entry)) > 0
+    with pytest.raises(InputError, match="no columns to fit; extract or import it to the end, or name the key"):
+        fit(FeatureStore(entry))
 
 
 def test_integer_ids_of_tensors_keep_all_their_digits(cache, tmp_path):

@@ -28,6 +28,7 @@ from reservoir.errors import InputError
 from reservoir.file_checks import check_expansion
 from reservoir_pipelines.data.columns import listed, separated
 from reservoir_pipelines.data.npz import read_arrays
+from reservoir_pipelines.data.roles import INDEX_NAME
 from reservoir_pipelines.data.table import import_pyarrow, read_arrow
 from reservoir_pipelines.output import notify
 
@@ -365,14 +366,17 @@ def _read_parquet(path: Path, _: ExitStack, parameters: Mapping[str, Any]) -> di
     of ids becomes texts (rows,), called SPLIT/ids. Print which columns are features. Refuse a label among them, with
     the name of a label of the task's ``parameters`` or a common one.
     """
-    table = read_arrow(path).to_pandas()
+    # The metadata of pandas would make an index of columns, such as the ids.
+    table = read_arrow(path).to_pandas(ignore_metadata=True)
+    id_column = next((name for name in (parameters.get("id"), "id", IDS) if name in table), None)
     # A row without a value is no list, so all rows are looked at.
     list_columns = [
         name
         for name in table.select_dtypes(exclude="number")
         if any(isinstance(value, np.ndarray) for value in table[name])
     ]
-    features = list_columns or [*table.select_dtypes("floating")]
+    floats = [name for name in table.select_dtypes("floating") if not INDEX_NAME.fullmatch(name)]
+    features = [name for name in list_columns or floats if name != id_column]
     if "split" not in table or not features:
         raise InputError(
             f"{path}: no column 'split', or no features",
@@ -398,7 +402,6 @@ def _read_parquet(path: Path, _: ExitStack, parameters: Mapping[str, Any]) -> di
                 "give lists of one length",
             )
     others = table.columns.drop([*features, "split"]).tolist()
-    id_column = next((name for name in (parameters.get("id"), "id", IDS) if name in others), None)
     not_read = [name for name in others if name != id_column]
     notes = [f"the features are {listed(features)}"]
     notes += [f"the ids are {id_column}"] if id_column else []
@@ -407,13 +410,24 @@ def _read_parquet(path: Path, _: ExitStack, parameters: Mapping[str, Any]) -> di
     arrays: dict[str, Any] = {}
     for split, rows in table.groupby("split"):
         if id_column:
-            arrays[f"{split}/{IDS}"] = rows[id_column].astype(str).to_numpy(str)
+            arrays[f"{split}/{IDS}"] = _ids_of(path, rows[id_column])
         if list_columns:
             arrays |= {f"{split}/{name}": np.stack(rows[name].tolist()) for name in list_columns}
         else:
             # pandas marks gaps of its own types by NA; as NaN they are refused like all values that are not finite.
             arrays[str(split)] = rows[features].to_numpy(np.float64, na_value=np.nan)
     return arrays
+
+
+def _ids_of(path: Path, column: Any) -> np.ndarray:
+    """Return a column of ids as texts (rows,); pandas makes whole numbers floats if it joins tables with gaps."""
+    if column.dtype.kind == "f":
+        if not (column % 1 == 0).all():
+            raise InputError(
+                f"{path}: the ids in column {column.name!r} are not whole", "repair or rename the column"
+            )
+        column = column.astype(np.int64)
+    return column.astype(str).to_numpy(str)
 
 
 READERS: dict[str, Callable[[Path, ExitStack, Mapping[str, Any]], dict[str, Any]]] = {

@@ -31,6 +31,7 @@ from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, TaskOptions
 from reservoir.pooling import find_pooling
 from reservoir.tasks.task import MISSING, Task
+from reservoir_pipelines.data.columns import separated
 from reservoir_pipelines.extraction.entries import (
     compute_missing,
     data_record,
@@ -39,7 +40,7 @@ from reservoir_pipelines.extraction.entries import (
     write_labels,
 )
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
-from reservoir_pipelines.extraction.feature_files import IDS, open_arrays
+from reservoir_pipelines.extraction.feature_files import IDS, LABELS, open_arrays
 from reservoir_pipelines.extraction.feature_folder import FeatureFolder, read_folder
 from reservoir_pipelines.files import IMPORTED, cache_root, stamp, versions
 from reservoir_pipelines.output import meter
@@ -370,7 +371,8 @@ def _row_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 def _arrays_by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> ColumnArrays:
     """Return the arrays of a file, named SPLIT or SPLIT/COLUMN, by column and split.
 
-    Raise `InputError` if the task of the prepared data has other splits or rows, or labels for every token.
+    Raise `InputError` if the task of the prepared data has other splits or rows, or labels for every token, and for an
+    array with the name of a label.
     """
     if prepared.task.labels_each_token or prepared.task.labels_text_tokens:
         raise InputError(f"{file}: the task labels every token", "give a task with one label per row")
@@ -379,6 +381,7 @@ def _arrays_by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared)
         f"give arrays (rows, width) named {expected_names}, or SPLIT/COLUMN, "
         "with the rows in the order of the task"
     )
+    labels = {*LABELS, *separated(prepared.task.parameters.get("label"))}
     columns = ColumnArrays()
     for key, array in arrays.items():
         split, _, column = key.partition("/")
@@ -387,6 +390,8 @@ def _arrays_by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared)
         if "/" not in column:  # a layer without a pooling, or no column at all
             column = f"{column or IMPORTED}/mean"
         check_column_name(column)
+        if column.partition("/")[0] in labels:
+            raise InputError(f"{file}: array {key!r} would be a feature", "leave out labels, or rename it")
         is_matrix = len(array.shape) == 2 and array.shape[1] > 0
         if not is_matrix or array.shape[0] != prepared.rows[split]:
             raise InputError(f"{file}: array {key!r} has the shape {array.shape}", remedy)

@@ -75,8 +75,8 @@ def candidates_of_fit(known: Known, options: FitOptions, *, every_column: bool =
         columns, default = _default_columns(known, cross_validated=bool(folds), every_column=every_column)
     else:
         columns = named
-    if not columns:
-        remedy = "extract it to the end, or name the key of another entry"
+    if not columns or (named is None and not known.columns):
+        remedy = "extract or import it to the end, or name the key of another entry"
         if known.columns:
             remedy = f"name some of {', '.join(names_of(known.columns))}"
         raise InputError(f"{known.view.path}: no columns to fit", remedy)
