@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
+from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from reservoir_pipelines.plots import COLOURS, GRID, INK
@@ -101,6 +102,7 @@ def _task_result(folder: ReproductionFolder, rows: Mapping[str, Any], place: int
     rows_note = next(note for note in cells[BLOCKS][0]["notes"] if note.startswith("fit "))
     train_rows = re.search(r"on ([\d,]+) rows", rows_note)
     assert train_rows, rows_note
+    seconds = [cell["cpu_seconds"] for cell in chain(*cells.values()) if cell["settings"]["seed"] == 0]
     return TaskResult(
         train_rows=int(train_rows[1].replace(",", "")),
         baseline=max(baselines[best_name]),
@@ -112,8 +114,8 @@ def _task_result(folder: ReproductionFolder, rows: Mapping[str, Any], place: int
         blocks=_score(spots[BLOCKS]) or Score(float("nan"), (0, 0), 0),
         tied=_score(spots[TIED]),
         published={name: spot["published"] for name, spot in spots.items() if spot["published"]},
-        minutes=sum(cell["cpu_seconds"] for cell in chain(*cells.values()) if cell["settings"]["seed"] == 0)
-        / 60,
+        # Python 3.12 and later round a plain sum in another way than 3.11.
+        minutes=fsum(seconds) / 60,
     )
 
 
