@@ -517,9 +517,9 @@ def _r2_of_sums(sums: np.ndarray) -> np.ndarray:
 def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float] | None:
     """Return the 95% interval of an accuracy from the share of correct outputs of each row, (rows,).
 
-    It is Wilson's interval for the effective number of independent outputs, which follows from the variance between
-    rows. With ``groups`` (rows,), it follows from the variance between groups, with Student's t, and the interval is
-    None for fewer groups than `MIN_GROUPS`.
+    It is Wilson's interval for the effective number of independent outputs. If rows have several outputs, that number
+    follows from the variance between rows or, with ``groups`` (rows,), between groups, with Student's t, and the
+    interval is None for fewer of these than `MIN_GROUPS`.
 
     References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for
     proportions.
@@ -530,6 +530,10 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
     rows = len(shares)
     p, variance = float(shares.mean()), float(shares.var())
     n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows
+    # The variance between few rows is as uncertain as that between few groups.
+    have_several_outputs = bool(((shares > 0) & (shares < 1)).any())
+    if groups is None and have_several_outputs:
+        groups = np.arange(rows)
     # Rows of a group are not independent either, which can only make n smaller.
     if groups is not None:
         errors = np.bincount(np.unique(groups, return_inverse=True)[1], shares - p)

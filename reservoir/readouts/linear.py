@@ -402,14 +402,18 @@ class Tally:
         """Return the accuracy of each readout, (A,), over all samples so far; raise `ValueError` without samples."""
         if not self.samples:
             raise ValueError("no samples were counted")
+        return self.output_accuracies().mean(axis=-1)
+
+    def output_accuracies(self) -> np.ndarray:
+        """Return R^2 of each readout and output, (A, outputs); of classes the accuracy over all outputs, (A, 1)."""
         if self.targets.classes:
-            return self._mean_of(self._correct)
+            return self._mean_of(self._correct)[:, None]
         # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n, of values around the first one.
         total = self._squares - np.square(self._sum) / self.samples
         is_constant = total <= 0
         ratio = self._residuals / np.where(is_constant, 1.0, total)
         score_if_constant = np.where(np.asarray(self._residuals) > 0, 0.0, 1.0)
-        return np.where(is_constant, score_if_constant, 1.0 - ratio).mean(axis=-1)
+        return np.where(is_constant, score_if_constant, 1.0 - ratio)
 
     def loss(self) -> np.ndarray:
         """Return the mean loss of each readout, (A,), over all samples so far; for real targets it is 1 - R^2."""

@@ -1,5 +1,7 @@
 """The penalties that readouts try, and the rules by which one is chosen."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from reservoir.errors import InputError
@@ -47,20 +49,28 @@ def check_penalties(alphas: np.ndarray) -> np.ndarray:
     return alphas
 
 
+class OutputScores(NamedTuple):
+    """The accuracy of each output under each penalty, and its standard errors, both (A, outputs); see `Tally`."""
+
+    accuracies: np.ndarray
+    errors: np.ndarray
+
+
 def best_penalty(
-    alphas: np.ndarray, accuracies: np.ndarray, losses: np.ndarray, errors: np.ndarray | None = None
+    alphas: np.ndarray, accuracies: np.ndarray, losses: np.ndarray, outputs: OutputScores | None = None
 ) -> int:
     """Return the index of the most accurate penalty; ties go to the smaller loss, then to the larger penalty.
 
-    With standard ``errors`` (A,), return that of the largest penalty whose accuracy is within one standard error
-    of the highest.
+    With the scores of ``outputs``, return that of the largest penalty under which each output is within one standard
+    error of its score under the most accurate penalty. The error of a mean over outputs would not do: that of a single
+    output with very large values would let every penalty pass.
     """
     # The loss decides ties, because on few rows many penalties are equally accurate, and the largest of them is often
     # far too large. `np.lexsort` sorts in ascending order, by its last key first.
     best = int(np.lexsort((alphas, -losses, accuracies))[-1])
-    if errors is None:
+    if outputs is None:
         return best
-    is_within_error = accuracies >= accuracies[best] - errors[best]
+    is_within_error = (outputs.accuracies >= outputs.accuracies[best] - outputs.errors[best]).all(axis=1)
     return int(np.argmax(np.where(is_within_error, alphas, -np.inf)))
 
 

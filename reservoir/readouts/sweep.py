@@ -28,7 +28,7 @@ from reservoir.readouts.linear import (
     tally_scores,
 )
 from reservoir.readouts.moments import Moments, by_fold, fold_moments
-from reservoir.readouts.penalties import DEFAULT_ALPHAS, best_penalty
+from reservoir.readouts.penalties import DEFAULT_ALPHAS, OutputScores, best_penalty
 from reservoir.readouts.ridge import (
     FoldScorer,
     KernelMatrix,
@@ -73,8 +73,8 @@ class Sweep:
 
     path: LinearPath | DeferredPath  # fitted on all training samples
     tally: Tally  # counts the held-out samples, under every penalty
-    # (A,): standard errors of the accuracies, if the largest penalty within one of the best is chosen; else None.
-    errors: np.ndarray | None = None
+    # If the largest penalty within one standard error of the best is chosen, the scores that it goes by; else None.
+    outputs: OutputScores | None = None
     # Returns the held-out scores (n, T) of the chosen penalty in the order of the samples, their labels, and
     # optional weights; None without cross-validation.
     held_out: Callable[[], tuple[np.ndarray, ...]] | None = None
@@ -84,7 +84,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self.accuracy, self.loss = self.tally.accuracy(), self.tally.loss()
-        self.best = best_penalty(self.path.alphas, self.accuracy, self.loss, self.errors)
+        self.best = best_penalty(self.path.alphas, self.accuracy, self.loss, self.outputs)
         self.alpha = float(self.path.alphas[self.best])
 
     @functools.cached_property
@@ -190,7 +190,7 @@ def cross_sweep(
     ``train`` is iterated several times; a sample of weight 2 counts as two. ``moments`` are those
     that `fold_moments` returned before, and save a pass. ``feature_weights`` (w,) and
     ``of_first_features`` are as in `KernelMatrix`. With ``one_standard_error``, the largest penalty
-    within one standard error (over folds) of the best accuracy is chosen.
+    under which every output is within one standard error (over folds) of the best is chosen.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds", "give at least 2")
@@ -204,8 +204,8 @@ def cross_sweep(
             of_fold for repeat in range(repeats) for of_fold in fold_moments(train, targets, folds, repeat)
         ]
         fitted = _fit_moments(train, moments_of_folds, targets, alphas, folds, feature_weights)
-    tally, errors = _score_folds(fitted, targets, folds, has_errors=one_standard_error)
-    result = Sweep(fitted.path, tally, errors, kernel=fitted.kernel)
+    tally, outputs = _score_folds(fitted, targets, folds, has_errors=one_standard_error)
+    result = Sweep(fitted.path, tally, outputs, kernel=fitted.kernel)
     # Score once more under the chosen penalty alone, sample by sample, for comparisons with other sweeps.
     scores_of_repeats, labels = _scores_of_penalty(fitted.samples, targets, fitted.scorers, result.best)
     result.sample_scores = np.mean(
@@ -218,10 +218,10 @@ def cross_sweep(
 
 def _score_folds(
     fitted: _FittedFolds, targets: Targets, folds: int, *, has_errors: bool
-) -> tuple[Tally, np.ndarray | None]:
+) -> tuple[Tally, OutputScores | None]:
     """Return the tally of all samples in all repeats, each scored by the models of the other folds.
 
-    With ``has_errors``, also return the standard error of each penalty's accuracy, (A,), over the folds of a repeat, as
+    With ``has_errors``, also return the accuracy of each output, and its standard error over the folds of a repeat, as
     a mean over repeats; else None.
     """
     tally = Tally(targets)
@@ -235,9 +235,9 @@ def _score_folds(
             if has_errors:
                 fold_tallies[k].update(scores, *labels)
         if has_errors:
-            accuracies = [fold_tally.accuracy() for fold_tally in fold_tallies]
+            accuracies = [fold_tally.output_accuracies() for fold_tally in fold_tallies]
             errors.append(np.std(accuracies, axis=0, ddof=1) / np.sqrt(folds))
-    return tally, np.mean(errors, axis=0) if has_errors else None
+    return tally, OutputScores(tally.output_accuracies(), np.mean(errors, axis=0)) if has_errors else None
 
 
 def _fit_few(

@@ -14,6 +14,7 @@ from reservoir_pipelines.commands import stage_commands
 from reservoir_pipelines.commands.stage_commands import fit_tables
 from reservoir_pipelines.fitting.candidates import make_fitter
 from reservoir_pipelines.fitting.fit_data import FitData
+from reservoir_pipelines.fitting.results import Against
 from reservoir_pipelines.fitting.source import EntryView
 from reservoir_pipelines.fitting.statistics import summaries
 from reservoir_pipelines.fitting.verdicts import threshold_cautions
@@ -270,9 +271,17 @@ def test_a_regression_of_noise_is_compared_with_the_mean_and_warned_about(tmp_pa
     if found["best"]["test_score"] < 0:
         assert f"on {len(y['test'])} test rows is below 0, that of predicting the mean" in err
     against = {one["name"]: one for one in found["against"]}
+    assert {one["below_constant"] for one in against.values()} == {found["reservoir"]["test_score"] < 0}
     assert against["the mean"]["verdict"] == "cannot be judged" if len(y["test"]) < 6 else "no difference"
     assert against["the mean"]["sentence"] in err
     assert (tmp_path / "fit" / "predicted.png").stat().st_size > 1000
+
+
+def test_what_a_reservoir_adds_below_a_constant_prediction_is_called_so():
+    evidence = {"name": "raw", "verdict": "adds", "metric": "R²", "p_value": 0.03, "rows": 60, "groups": 0}
+    sentence = Against(difference=0.001, below_constant=True, **evidence).sentence
+    assert sentence.endswith("(p = 0.03), but a constant prediction is better than both.")
+    assert Against(difference=0.001, below_constant=False, **evidence).sentence.endswith("(p = 0.03).")
 
 
 def test_one_label_for_all_test_rows_is_warned_about(tmp_path, call):
@@ -280,6 +289,10 @@ def test_one_label_for_all_test_rows_is_warned_about(tmp_path, call):
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", **EMBEDDED)
     err = call("fit", features.entry)[2]
     assert "CAUTION: all test rows get the label 'False'" in err and "or pass --class-weight balanced" in err
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "steps.npz", x=draw.normal(size=(60, 20, 2)), y=draw.random((60, 20)) < 0.05)
+    features = extract(str(tmp_path / "steps.npz"), cache=tmp_path / "cache", **EMBEDDED)
+    assert "CAUTION: all tokens of the test rows get the label 'False'" in call("fit", features.entry)[2]
 
 
 @pytest.mark.parametrize("outputs", [1, 2])

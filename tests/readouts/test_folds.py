@@ -216,6 +216,23 @@ def test_one_standard_error_takes_the_largest_penalty_within_it(classes):
     np.testing.assert_array_equal(found.accuracy, plain.accuracy)
 
 
+def test_an_output_of_huge_values_does_not_decide_the_penalty_of_the_others():
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((90, 30))
+    good, heavy = x @ draw.standard_normal(30) + draw.standard_normal(90), draw.standard_cauchy(90) ** 3
+    fold = draw_folds(90, 6)
+
+    def chosen(*outputs):
+        y = np.stack(outputs, axis=1)
+        found = cross_sweep(blocks(x, y, fold), Targets(len(outputs), 0), ALPHAS, folds=6, one_standard_error=True)
+        return found.best, found.tally.output_accuracies()[:, 0]
+
+    alone, accuracies = chosen(good)
+    best, with_heavy = chosen(good, heavy)
+    np.testing.assert_allclose(with_heavy, accuracies, rtol=1e-6)
+    assert accuracies[best] > 0.9 * accuracies[alone] > 0.5 and accuracies[-1] < 0.1
+
+
 @pytest.mark.parametrize("width", [10, 200])
 def test_weighted_folds_are_weighted_refits(width):
     x, y = data(120, width, 2)

@@ -196,6 +196,8 @@ class Against(Record):
         or groups.
     rows, groups : int
         Number of test rows, and of their groups (0 without groups).
+    below_constant : bool
+        Whether the reservoir's score is below that of the best constant prediction, as on labels that are noise.
     """
 
     name: str
@@ -205,6 +207,7 @@ class Against(Record):
     p_value: float | None
     rows: int
     groups: int
+    below_constant: bool = False
 
     @property
     def sentence(self) -> str:
@@ -220,7 +223,8 @@ class Against(Record):
         if self.verdict == "no difference":
             return f"No difference can be seen between this reservoir and {name} {evidence}."
         if self.verdict == "adds":
-            return f"This reservoir adds {difference} to {name} {evidence}."
+            but = ", but a constant prediction is better than both" if self.below_constant else ""
+            return f"This reservoir adds {difference} to {name} {evidence}{but}."
         return f"This reservoir adds nothing to {name}: it is worse by {difference} {evidence}."
 
 

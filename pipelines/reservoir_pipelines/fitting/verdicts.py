@@ -86,6 +86,7 @@ def compared_with(other: Scores, ours: Scores, name: str) -> Against:
         p_value=p_value,
         rows=ours.evaluation.rows,
         groups=ours.evaluation.groups,
+        below_constant=ours.test_score < _constant_score(ours.evaluation, ours.result.metric)[1],
     )
 
 
@@ -164,15 +165,16 @@ def cautions(scores: Scores, valid_error: float | None) -> list[str]:
 
 
 def _constant_label(scores: Scores) -> list[str]:
-    """Return a caution if all test rows, whose labels are of several classes, get the same label; else no line."""
+    """Return a caution if all test rows or tokens, whose labels are of several classes, get one label; else no line."""
     evaluation = scores.evaluation
     # The columns of the confusion matrix are the predicted classes.
     predicted_classes = evaluation.confusion.sum(axis=0).nonzero()[0]
     has_several_classes = len(evaluation.recall) > 1
-    has_one_label_per_row = evaluation.samples == evaluation.rows
-    if len(predicted_classes) != 1 or not has_several_classes or not has_one_label_per_row:
+    has_one_list_of_classes = scores.labels.shape[1] == 1  # several labels of a row may have other classes
+    if len(predicted_classes) != 1 or not has_several_classes or not has_one_list_of_classes:
         return []
-    problem = f"CAUTION: all test rows get the label {evaluation.classes[predicted_classes[0]]!r}"
+    samples = "test rows" if evaluation.samples == evaluation.rows else "tokens of the test rows"
+    problem = f"CAUTION: all {samples} get the label {evaluation.classes[predicted_classes[0]]!r}"
     remedy = "add rows of the other classes"
     takes_class_weights = scores.result.readout in ("ridge", "logistic")
     if takes_class_weights and scores.result.metric != "balanced_accuracy":
