@@ -401,10 +401,16 @@ def _count_positions(part: nn.Module, part_config: Any) -> int | None:
 
 def _part_that_runs(whole_model: Any, config: Any) -> str:
     """Return the path of the part of a model that runs, by the table at the top of this file; empty for all of it."""
-    # An encoder that was saved alone may deny in its configuration that the class of the model has a decoder.
+    # An encoder that was saved alone may deny in its configuration that the class of the model has a decoder. In other
+    # models that take a decoder's input, such as InstructBLIP, it is for one of several language models.
+    has_decoder = getattr(config, "is_encoder_decoder", False)
     takes_decoder_input = "decoder_input_ids" in inspect.signature(whole_model.forward).parameters
-    if getattr(config, "is_encoder_decoder", False) or takes_decoder_input:
-        return _encoder_path(whole_model, config)
+    if has_decoder or takes_decoder_input:
+        encoder_path = _encoder_path(whole_model)
+        if encoder_path:
+            return encoder_path
+        if has_decoder:
+            raise refusal(config, "it is an encoder with a decoder, and its encoder is not found")
     # Models inside this one: they have a configuration of their own, and no head.
     inner_models = [
         (path, module)
@@ -412,7 +418,7 @@ def _part_that_runs(whole_model: Any, config: Any) -> str:
         if path  # the empty path is that of the whole model
         and hasattr(module, "main_input_name")
         and type(module.config) is not type(config)
-        and "For" not in type(module).__name__  # a model with a head, such as LlamaForCausalLM
+        and not _has_head(module)
     ]
     # A model that takes token embeddings is a language model, whose texts may have a model inside it.
     if "inputs_embeds" in inspect.signature(whole_model.forward).parameters:
@@ -426,14 +432,18 @@ def _part_that_runs(whole_model: Any, config: Any) -> str:
     return next((path_by_input[name] for name in NATIVE_INPUTS if name in path_by_input), "")
 
 
-def _encoder_path(whole_model: Any, config: Any) -> str:
-    """Return the path of the encoder of a model with an encoder and a decoder; raise `InputError` if it has none."""
-    encoder = whole_model.get_encoder()
+def _encoder_path(whole_model: Any) -> str:
+    """Return the path of the encoder of a model with an encoder and a decoder; empty if it is not found."""
     paths = {module: path for path, module in whole_model.named_modules()}
-    # transformers returns the model itself if it does not know the encoder.
-    if encoder is whole_model or encoder not in paths:
-        raise refusal(config, "it is an encoder with a decoder, and its encoder is not found")
-    return paths[encoder]
+    # If transformers does not know the encoder, it returns the model itself, whose path is empty, or, of BLIP-2, the
+    # language model with its head.
+    encoder = whole_model.get_encoder()
+    return "" if _has_head(encoder) else paths.get(encoder, "")
+
+
+def _has_head(model: nn.Module) -> bool:
+    """Return whether a model has a head, such as LlamaForCausalLM."""
+    return "For" in type(model).__name__
 
 
 def _native_input(model: Any) -> str | None:
