@@ -41,7 +41,7 @@ FeatureBlocks = Iterator[Mapping[str, NDArray[np.float32]]]
 FLOAT32 = np.dtype("<f4")  # of all columns; the byte order of the files, on any machine
 
 IDS = "ids"  # name of the ids of rows, which columns of ids often have in the singular
-LABELS = ("label", "target", "class", "y")  # names that columns of labels often have
+LABEL_NAMES = ("label", "target", "class", "y")  # names that columns of labels often have
 
 
 @dataclass(frozen=True)
@@ -382,7 +382,7 @@ def _read_parquet(path: Path, _: ExitStack, parameters: Mapping[str, Any]) -> di
             f"{path}: no column 'split', or no features",
             "add a column 'split' (train, valid or test), and columns of lists or floats",
         )
-    labels = {*LABELS, *separated(parameters.get("label"))}
+    labels = {*LABEL_NAMES, *separated(parameters.get("label"))}
     for name in features:
         if name in labels:
             raise InputError(

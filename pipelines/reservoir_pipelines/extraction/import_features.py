@@ -40,7 +40,7 @@ from reservoir_pipelines.extraction.entries import (
     write_labels,
 )
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
-from reservoir_pipelines.extraction.feature_files import IDS, LABELS, open_arrays
+from reservoir_pipelines.extraction.feature_files import IDS, LABEL_NAMES, open_arrays
 from reservoir_pipelines.extraction.feature_folder import FeatureFolder, read_folder
 from reservoir_pipelines.files import IMPORTED, cache_root, stamp, versions
 from reservoir_pipelines.output import meter
@@ -381,7 +381,7 @@ def _arrays_by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared)
         f"give arrays (rows, width) named {expected_names}, or SPLIT/COLUMN, "
         "with the rows in the order of the task"
     )
-    labels = {*LABELS, *separated(prepared.task.parameters.get("label"))}
+    labels = {*LABEL_NAMES, *separated(prepared.task.parameters.get("label"))}
     columns = ColumnArrays()
     for key, array in arrays.items():
         split, _, column = key.partition("/")
