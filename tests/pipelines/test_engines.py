@@ -248,6 +248,16 @@ def test_damaged_and_mismatched_requests_are_refused(problem, table, requests, c
     assert not broken_entries(cache)
 
 
+def test_finite_states_that_a_pooling_makes_infinite_are_refused(table, requests, refusal):
+    states = 1e36 * torch.from_numpy(DRAW.normal(size=(3, 3, WIDTH))).float()
+    tokens = torch.tensor([BOS, 5, 6])
+    spoil(requests / "hs_9.safetensors", hidden_states=states, token_ids=tokens)
+    flags = "--task", table[0], "--name", "m", "--layers", "0,3,7"
+    message = refusal("import-features", requests, *flags, "--pool", "mean,last,std")
+    assert "hs_9.safetensors: embed (place 0 of hidden_states): its states are too large for the pooling std" in message
+    assert load(requests, table, pool="mean,last").computed_rows == 80
+
+
 def test_a_request_that_the_engine_is_still_writing_is_refused(table, requests, refusal):
     with (requests / "hs_9.safetensors.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

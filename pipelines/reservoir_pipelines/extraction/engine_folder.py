@@ -473,7 +473,14 @@ def _pool_request(
                 RERUN_REQUEST,
             )
         for column in columns_of_layer[layer]:
-            pooled[column.name] = find_pooling(column.pooling).of(layer_states).numpy()
+            values = find_pooling(column.pooling).of(layer_states).numpy()
+            if not np.isfinite(values).all():  # sums or squares of finite states can overflow
+                raise InputError(
+                    f"{request.path}: {layer} (place {number} of {STATES}): its states are too large for the pooling "
+                    f"{column.pooling}, which overflows float32",
+                    f"leave out {column.pooling}, or {RERUN_REQUEST}",
+                )
+            pooled[column.name] = values
     return pooled
 
 
