@@ -7,6 +7,7 @@ size, and ends with a plot. Every public function has an example in its docstrin
 """
 
 import doctest
+import functools
 import inspect
 import re
 import shlex
@@ -67,7 +68,9 @@ SMALLER_DATA = {
 }
 """Of pages whose programs write much data: what makes it less."""
 
-SLOW_GUIDES = ["models", "probing", "language-models", "train", "recordings", "symbols"]
+SLOW_GUIDES = [
+    "images-and-sounds", "language-models", "models", "probing", "readouts", "recordings", "symbols", "train",
+]  # fmt: skip
 SLOW_PAGES = [f"guides/{name}" for name in SLOW_GUIDES] + ["scaling", "reproduce"]
 """Pages that `make test` checks for the flags of their commands alone."""
 
@@ -120,14 +123,20 @@ def test_commands_have_known_flags_and_programs_are_python(page):
             know_its_flags(command)
 
 
-def know_its_flags(command):
-    """Fail if a command of `reservoir`, alone or after a launcher, has an unknown flag."""
+@functools.cache
+def click_command():
+    """Return the command line as click describes it, which takes a quarter of a second."""
     import typer
     from reservoir_pipelines.cli import app
 
+    return typer.main.get_command(app)
+
+
+def know_its_flags(command):
+    """Fail if a command of `reservoir`, alone or after a launcher, has an unknown flag."""
     ours = re.search(r"(?:^reservoir|-m reservoir_pipelines| reservoir) (?=[a-z])(.*)", command)
     if ours:
-        found, arguments = typer.main.get_command(app), shlex.split(ours[1])
+        found, arguments = click_command(), shlex.split(ours[1])
         while arguments and hasattr(found, "commands"):
             assert arguments[0] in found.commands, command
             found, arguments = found.commands[arguments[0]], arguments[1:]
@@ -137,10 +146,7 @@ def know_its_flags(command):
 
 @pytest.mark.parametrize("guide", ["data.md", "recordings.md"])
 def test_a_guide_names_only_flags_of_the_commands_that_read_data(guide):
-    import typer
-    from reservoir_pipelines.cli import app
-
-    commands = typer.main.get_command(app).commands
+    commands = click_command().commands
     known = {
         name: {
             flag
