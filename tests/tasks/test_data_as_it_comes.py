@@ -116,6 +116,22 @@ def test_skip_bad_rows_goes_on_without_them_and_says_how_many(tmp_path):
             stored(open_source(path, skip_bad_rows=True))
 
 
+def test_a_column_that_several_sequences_share_is_offered_as_their_group(tmp_path):
+    machines, steps = np.repeat(np.arange(12) // 3, 4), np.tile(np.arange(4), 12)
+
+    def message(names):
+        lines = [f"s{row // 4},{names[row]},{steps[row]},{row * 7 % 5},{row // 4 % 2}" for row in range(48)]
+        (tmp_path / "t.csv").write_text("\n".join(["series,machine,time,v,label", *lines]) + "\n")
+        with pytest.raises(InputError, match="is not a number in column 'machine'") as refused:
+            open_rows(str(tmp_path / "t.csv"), OwnDataOptions(id="series"))
+        return str(refused.value)
+
+    assert "--id series --group machine" in message([f"m{machine}" for machine in machines])
+    # Names that change within a sequence, that no two sequences share, or of two kinds only are no groups.
+    for others in ([f"m{step}" for step in steps], [f"m{row // 4}" for row in range(48)], ["a"] * 24 + ["b"] * 24):
+        assert "--id series --drop machine" in message(others)
+
+
 def test_new_rows_that_cannot_be_read_are_skipped_with_their_ids_and_reasons(tmp_path):
     task = open_source(bad_table(tmp_path / "t.csv"), skip_bad_rows=True).task
     table(tmp_path / "new.csv", [["r1", 1, 2], ["r2", "ERR", 3]], "id,v0,v1")

@@ -462,6 +462,20 @@ def _numbers_of_column(table: Table, name: str) -> _Numbers:
     return _Numbers(numbers.to_numpy(np.float64), other_rows, int((~is_empty).sum()))
 
 
+def _may_be_groups(table: Table, name: str, options: OwnDataOptions) -> bool:
+    """Return whether a column may say where each sequence of a table in long form is from, such as its machine.
+
+    Its value is then the same in all rows of a sequence, and some sequences share it. Without groups, sequences of one
+    machine would be in several splits.
+    """
+    if not options.id or options.id not in table.frame or options.group:
+        return False
+    values_of_sequences = table.frame.groupby(options.id)[name].nunique()
+    return bool((values_of_sequences == 1).all()) and 2 < table.frame[name].nunique() < len(
+        values_of_sequences
+    )
+
+
 def _refuse_column(
     table: Table, names: Sequence[str], name: str, row: int, options: OwnDataOptions, data: str
 ) -> NoReturn:
@@ -473,7 +487,7 @@ def _refuse_column(
     column = table.frame[name]
     cell = str(column[row]).strip()
     no_column_is_numeric = not any(table.frame[other].dtype.kind in "biuf" for other in names)
-    # What it probably holds: decimal commas, times, letters or names of files, or else something to leave out.
+    # What it probably holds: decimal commas, times, letters or names of files, groups, or else something to leave out.
     has_commas = re.fullmatch(r"[-+]?\d+(,\d+)+", cell)
     if has_commas and table.decimal == ".":
         if may_separate_thousands(column):  # 1,037 is read in two ways, of which no example may choose one
@@ -490,10 +504,14 @@ def _refuse_column(
     elif no_column_is_numeric:  # the column of the longest texts, because sequences are longer than names
         mean_lengths = {other: as_texts(table.frame[other]).str.len().mean() for other in names}
         flag, value = "text", max(names, key=mean_lengths.__getitem__)
+    elif _may_be_groups(table, name, options):
+        flag, value = "group", name
     else:
         flag, value = "drop", ",".join([*separated(options.drop), name])
     command = example(data, options, **{flag: value})
     other_flags = "or the flag of its role (--id, --group, --time or --text)"
+    if flag == "group":
+        other_flags = f"--drop {quote(name)} to leave it out, {other_flags}"
     raise InputError(
         f"{table.path}, {table.bad.places[row]}: {cell[:40]!r} is not a number in column {name!r}",
         f"write numbers there, or pass --{flag} {quote(value)}, {other_flags}, for example: {command}",
