@@ -515,6 +515,24 @@ def test_integer_ids_of_tensors_keep_all_their_digits(cache, tmp_path):
         import_features(tmp_path / "f.safetensors", **flags)
 
 
+@pytest.mark.parametrize("suffix", ["npz", "h5"])
+@pytest.mark.parametrize(("shape", "text"), [((19,), r"\(19,\)"), ((20, 1), r"\(20, 1\)")])
+def test_ids_that_are_not_one_for_each_row_are_refused(own_arrays, tmp_path, suffix, shape, text):
+    task, _ = own_arrays
+    file = tmp_path / f"f.{suffix}"
+    arrays = {name: DRAW.normal(size=(rows, 3)) for name, rows in ROWS.items()}
+    ids = np.full(shape, "7")
+    if suffix == "npz":
+        np.savez(file, **arrays, **{"valid/ids": ids})
+    else:
+        with h5py.File(file, "w") as hdf5:
+            for name, array in arrays.items():
+                hdf5[f"{name}/deep"] = array
+            hdf5.create_dataset("valid/ids", data=ids.astype(object), dtype=h5py.string_dtype())
+    with pytest.raises(InputError, match=f"array 'valid/ids' has the shape {text}, but valid has 20 rows; give one"):
+        import_features(file, task=task, name="lab")
+
+
 def test_a_row_of_a_table_without_a_list_or_a_split_is_refused(own_arrays, tmp_path):
     task, arrays = own_arrays
     write_table(tmp_path / "f.parquet", arrays)
