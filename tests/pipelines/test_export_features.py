@@ -215,7 +215,7 @@ def test_the_card_names_the_model_the_commands_and_every_file(own, tmp_path):
     assert "# license: name the licence" in head
     assert features.store.entry.spec.backbone.digest in body and features.store.entry.key in body
     assert "    reservoir extract own.npz --layers block01,block02 --pool mean,std\n" in body
-    assert f"    reservoir export-features {features.store.entry.key[:16]} --to out --format parquet" in body
+    assert f"    reservoir export-features {features.store.entry.path.name} --to out --format parquet" in body
     description = json.loads((tmp_path / "out" / "features.json").read_text())
     assert [*description["files"]] == ["train.parquet", "valid.parquet", "test.parquet"]
     for name, line in description["files"].items():
@@ -513,6 +513,16 @@ def test_integer_ids_of_tensors_keep_all_their_digits(cache, tmp_path):
     save_file(tensors | {"valid/ids": ids[41:61]}, tmp_path / "f.safetensors")
     with pytest.raises(InputError, match="row 0 of valid has the id '16777257', but in the task '16777256'"):
         import_features(tmp_path / "f.safetensors", **flags)
+
+
+def test_the_command_of_a_card_names_one_of_the_entries_with_equal_features(own_arrays, cache, tmp_path):
+    task, arrays = own_arrays
+    np.savez(tmp_path / "f.npz", **arrays)
+    first, second = (import_features(tmp_path / "f.npz", task=task, name=name).store.entry for name in ("a", "b"))
+    assert first.key == second.key
+    card = export_features(first.path, to=tmp_path / "out", format="npy").card.read_text()
+    named = card.partition("reservoir export-features ")[2].split()[0]
+    assert find_entry(cache, named).path == first.path
 
 
 @pytest.mark.parametrize("suffix", ["npz", "h5"])
