@@ -216,7 +216,7 @@ def test_the_card_names_the_model_the_commands_and_every_file(own, tmp_path):
     assert "# license: name the licence" in head
     assert features.store.entry.spec.backbone.digest in body and features.store.entry.key in body
     assert "    reservoir extract own.npz --layers block01,block02 --pool mean,std\n" in body
-    assert f"    reservoir export-features {features.store.entry.key[:16]} --to out --format parquet" in body
+    assert f"    reservoir export-features {features.store.entry.path.name} --to out --format parquet" in body
     description = json.loads((tmp_path / "out" / "features.json").read_text())
     assert [*description["files"]] == ["train.parquet", "valid.parquet", "test.parquet"]
     for name, line in description["files"].items():
@@ -556,6 +556,34 @@ def test_integer_ids_of_tensors_keep_all_their_digits(cache, tmp_path):
     save_file(tensors | {"valid/ids": ids[41:61]}, tmp_path / "f.safetensors")
     with pytest.raises(InputError, match="row 0 of valid has the id '16777257', but in the task '16777256'"):
         import_features(tmp_path / "f.safetensors", **flags)
+
+
+def test_the_command_of_a_card_names_one_of_the_entries_with_equal_features(own_arrays, cache, tmp_path):
+    task, arrays = own_arrays
+    np.savez(tmp_path / "f.npz", **arrays)
+    first, second = (import_features(tmp_path / "f.npz", task=task, name=name).store.entry for name in ("a", "b"))
+    assert first.key == second.key
+    card = export_features(first.path, to=tmp_path / "out", format="npy").card.read_text()
+    named = card.partition("reservoir export-features ")[2].split()[0]
+    assert find_entry(cache, named).path == first.path
+
+
+@pytest.mark.parametrize("suffix", ["npz", "h5"])
+@pytest.mark.parametrize(("shape", "text"), [((19,), r"\(19,\)"), ((20, 1), r"\(20, 1\)")])
+def test_ids_that_are_not_one_for_each_row_are_refused(own_arrays, tmp_path, suffix, shape, text):
+    task, _ = own_arrays
+    file = tmp_path / f"f.{suffix}"
+    arrays = {name: DRAW.normal(size=(rows, 3)) for name, rows in ROWS.items()}
+    ids = np.full(shape, "7")
+    if suffix == "npz":
+        np.savez(file, **arrays, **{"valid/ids": ids})
+    else:
+        with h5py.File(file, "w") as hdf5:
+            for name, array in arrays.items():
+                hdf5[f"{name}/deep"] = array
+            hdf5.create_dataset("valid/ids", data=ids.astype(object), dtype=h5py.string_dtype())
+    with pytest.raises(InputError, match=f"array 'valid/ids' has the shape {text}, but valid has 20 rows; give one"):
+        import_features(file, task=task, name="lab")
 
 
 def test_a_row_of_a_table_without_a_list_or_a_split_is_refused(own_arrays, tmp_path):

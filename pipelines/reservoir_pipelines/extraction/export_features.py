@@ -165,7 +165,8 @@ def _command(
 
     ``names`` are the names that ``columns``, as the user gave them, stand for.
     """
-    arguments = [entry.key[:16], "--to", str(to), "--format", storage]
+    # Several entries may have one key, but only one has this name.
+    arguments = [entry.path.name, "--to", str(to), "--format", storage]
     if columns not in ("all", ["all"]):  # all are exported by default
         arguments += ["--columns", ",".join(names)]
     return without_folders(typed("export-features", arguments))

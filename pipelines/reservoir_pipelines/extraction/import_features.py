@@ -164,13 +164,8 @@ def _from_file(file: Path, prepared: Prepared, stack: ExitStack) -> Incoming:
     """Return the arrays of a file, which hold all rows of the prepared data; ``stack`` closes the file."""
     stamps = {file: stamp(file)}  # before the file is opened, so that `_write` notices every change
     arrays = open_arrays(file, stack, prepared.task.parameters)
-    # Ids have one value per row, and features a vector.
     names = {split: f"{split}/{IDS}" for split in prepared.rows}
-    ids_of_split = {
-        split: np.asarray(arrays.pop(name))
-        for split, name in names.items()
-        if name in arrays and len(arrays[name].shape) == 1
-    }
+    ids_of_split = {split: np.asarray(arrays.pop(name)) for split, name in names.items() if name in arrays}
     features = _arrays_by_column(file, arrays, prepared)
     for split, ids in ids_of_split.items():
         _check_ids(file, split, ids.astype(str), prepared.split(split).ids.astype(str))
@@ -180,6 +175,11 @@ def _from_file(file: Path, prepared: Prepared, stack: ExitStack) -> Incoming:
 
 def _check_ids(file: Path, split: str, ids: np.ndarray, ids_of_task: np.ndarray) -> None:
     """Raise `InputError` unless a file has the ``ids`` (rows,) of the rows of the task, in the same order."""
+    if ids.shape != ids_of_task.shape:
+        raise InputError(
+            f"{file}: array '{split}/{IDS}' has the shape {ids.shape}, but {split} has {len(ids_of_task):,} rows",
+            "give one id for each row, or rename the array if it holds features",
+        )
     differing = np.flatnonzero(ids != ids_of_task)
     if not len(differing):
         return
