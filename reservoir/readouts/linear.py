@@ -400,12 +400,15 @@ class Tally:
 
     def accuracy(self) -> np.ndarray:
         """Return the accuracy of each readout, (A,), over all samples so far; raise `ValueError` without samples."""
-        if not self.samples:
-            raise ValueError("no samples were counted")
         return self.output_accuracies().mean(axis=-1)
 
     def output_accuracies(self) -> np.ndarray:
-        """Return R^2 of each readout and output, (A, outputs); of classes the accuracy over all outputs, (A, 1)."""
+        """Return R^2 of each readout and output, (A, outputs); of classes the accuracy over all outputs, (A, 1).
+
+        Raise `ValueError` without samples.
+        """
+        if not self.samples:
+            raise ValueError("no samples were counted")
         if self.targets.classes:
             return self._mean_of(self._correct)[:, None]
         # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n, of values around the first one.
