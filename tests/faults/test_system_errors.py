@@ -102,6 +102,17 @@ def test_a_reader_of_the_output_that_has_ended_is_no_fault(monkeypatch):
         output.close()
 
 
+def test_closed_streams_are_no_fault_and_no_file_gets_their_numbers(tmp_path):
+    program = (
+        "import os, sys; from reservoir_pipelines import __main__ as start; start.open_closed_streams(); "
+        "file = open('first', 'w'); assert file.fileno() > 2; assert os.get_inheritable(1); "
+        "sys.argv = ['reservoir', 'tasks']; start.main()"
+    )
+    command = f'{sys.executable} -c "{program}" <&- >&-'
+    finished = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     "error",
     [MemoryError("Unable to allocate 9.31 GiB"), torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate")],
