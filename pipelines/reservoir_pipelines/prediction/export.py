@@ -50,9 +50,8 @@ MEANINGS = {
 }
 """What the logits mean, by `LinearReadout.link`."""
 
-VariableAxes = dict[
-    str, dict[int, Any]
-]  # the variable axes of each input by their numbers, for torch.export
+# The variable axes of each input by their numbers, for torch.export.
+VariableAxes = dict[str, dict[int, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
